@@ -1,0 +1,446 @@
+"""AsyncCourier: watches directories and brings each checkpoint into the bucket as soon as its sidecar is there."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import anyio
+import anyio.abc
+
+from r2d1 import keys, remote
+from r2d1.checkpoint import Wait
+from r2d1.courier.deliver import Delivery, deliver
+from r2d1.courier.folder import UNFINISHED, Entry, Folder, Phase, WatchOptions
+from r2d1.courier.looking import settle
+from r2d1.courier.payer import Payer
+from r2d1.courier.report import Shipped, ShipReport, Status
+from r2d1.courier.watch import backend_of, follow_events, scan_forever, until_there
+from r2d1.errors import (
+    CheckpointError, Closed, FlushError, FlushTimeout, FormatError, NameRefused, R2D1Error, RemoteError, Superseded,
+)  # fmt: skip
+from r2d1.events import BytesMoved, Event, Observer, ShipFailed, Teller, WatchStarted, log
+from r2d1.observers import to_log
+from r2d1.remote import Remote
+from r2d1.journal import scope_of
+from r2d1.settings import Settings
+from r2d1.tasks import in_thread, one_error
+from r2d1.transfer.lane import Lane
+
+__all__ = ["AsyncCourier", "ShipReport", "Shipped", "Status"]
+
+#: Checkpoints being shipped at once; their parts share the budget ``Settings.concurrency``.
+_CHECKPOINTS_AT_ONCE = 4
+_PARK_S, _LONGEST_PARK_S = 30.0, 900.0
+_LIST_HEADS_PATIENCE_S = 15.0
+_REMEMBERED = 1000
+
+
+class AsyncCourier:
+    """Ships checkpoints to R2 as they appear and records each in D1.
+
+        async with AsyncCourier.from_env() as courier:
+            await courier.watch("ckpts", job_id="my_run")
+            ...                                             # train
+            report = await courier.flush(timeout=300)
+
+    Leaving the block drains for at most ``drain_timeout`` seconds, then closes; an error inside the block or
+    a cancellation is never replaced. Everything is bounded: at most four checkpoints and
+    ``settings.concurrency`` parts are in flight, and memory does not grow with their size.
+
+    Args:
+        settings: from ``Settings.from_env``, ``Settings.from_config`` or made by hand.
+        observer: called with every ``r2d1.events.Event`` on the event loop; must not block. By default events go
+            to the logger ``r2d1``.
+        drain_timeout: seconds that leaving the block waits for unfinished checkpoints.
+        given: a store and a catalog in place of those the settings name (closed with the courier).
+        rng: where ship ids and jitter come from.
+
+    Raises ``ConfigError`` when the settings lack what R2 needs.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        observer: Observer | None = None,
+        drain_timeout: float = 60.0,
+        given: Remote | None = None,
+        rng: random.Random | None = None,
+    ) -> None:
+        self.settings = settings
+        self._observer = observer or to_log
+        self._tell = Teller(self._observe)
+        self._drain_timeout = drain_timeout
+        self._given = given
+        self._rng = rng or random.SystemRandom()
+        self._pid = os.getpid()
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._stack = AsyncExitStack()
+        self._folders: list[Folder] = []
+        self._queue: list[tuple[Folder, Entry]] = []
+        self._work = anyio.Event()
+        self._change = anyio.Event()
+        self._shipped: deque[Shipped] = deque(maxlen=_REMEMBERED)
+        self._already = 0
+        self._sent_bytes = 0
+        self._moves: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED)
+        self._last_commit_at: float | None = None
+        self._last_error: str | None = None
+        if given is None:
+            settings.require_r2()
+
+    @classmethod
+    def from_env(cls, **options: Any) -> Self:
+        """A courier with settings from the environment (and ``.env``, with the extra ``dotenv``)."""
+        return cls(Settings.from_env(), **options)
+
+    @classmethod
+    def from_config(cls, secrets: Mapping[str, object], **options: Any) -> Self:
+        """A courier with settings from the ``secrets`` block of a job file, exported to ``os.environ`` too."""
+        return cls(Settings.from_config(secrets), **options)
+
+    # -- life -----------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        self._check_process()
+        if self._tasks is not None:
+            raise Closed("this courier was entered before; make a new one")
+        ends = await self._stack.enter_async_context(
+            remote.opened(self.settings, tell=self._tell, rng=self._rng, given=self._given)
+        )
+        self._lane = Lane(
+            ends.store,
+            self._tell,
+            concurrency=self.settings.concurrency,
+            **({"part_size": self.settings.part_size} if self.settings.part_size else {}),
+            upload_check=self.settings.upload_check,
+        )
+        self._payer = Payer(ends.store, ends.catalog, self._tell, self._changed) if ends.catalog is not None else None
+        self._tasks = await anyio.create_task_group().__aenter__()
+        for _ in range(_CHECKPOINTS_AT_ONCE):
+            self._tasks.start_soon(self._ship_queued)
+        if self._payer is not None:
+            self._tasks.start_soon(self._payer.run)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._tasks is not None
+        try:
+            if error is None:
+                await self.flush(timeout=self._drain_timeout)
+            elif isinstance(error, Exception):
+                await self._drain_beside(error)
+        finally:
+            self._tasks.cancel_scope.cancel()
+            with one_error():
+                await self._tasks.__aexit__(None, None, None)
+            with anyio.CancelScope(shield=True):
+                await self._stack.aclose()
+
+    async def _drain_beside(self, error: Exception) -> None:
+        """The block failed: still bring out what is there, but let nobody take that for the error."""
+        try:
+            await self.flush(timeout=self._drain_timeout)
+        except FlushError as left:
+            self._tell.notice("error", f"left unfinished while {type(error).__name__} ended the block: {left}")
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise Closed("this courier belongs to the parent process; make a new one after the fork")
+
+    def _require_open(self) -> anyio.abc.TaskGroup:
+        self._check_process()
+        if self._tasks is None or self._tasks.cancel_scope.cancel_called:
+            raise Closed("the courier is not open; use `async with AsyncCourier(...) as courier:`")
+        return self._tasks
+
+    # -- verbs ----------------------------------------------------------------------------------------
+
+    async def watch(
+        self,
+        watch_dir: str | os.PathLike[str],
+        job_id: str,
+        poll_every: float = 30,
+        *,
+        ordered: bool = True,
+        settle_timeout: float = 60.0,
+        force_polling: bool = False,
+    ) -> None:
+        """Ship every checkpoint that is in ``watch_dir`` or appears there. Returns after the first scan.
+
+        Args:
+            watch_dir: the directory whose direct children are checkpoints; one that does not exist yet is
+                waited for (then this returns at once).
+            job_id: the training run, 1 to 128 bytes of text without a slash.
+            poll_every: seconds between full scans, which find what events did not tell (network file systems).
+            ordered: False on file systems whose times mean nothing: files newer than the sidecar are then fine.
+            settle_timeout: seconds a checkpoint may lack a listed file before it counts as failed.
+            force_polling: use no file system events.
+
+        Raises ``NameRefused`` for the job id, ``LockHeld`` when another courier on this host has the directory,
+        ``AccessRefused`` or ``BucketNotFound`` when the bucket refuses.
+        """
+        tasks = self._require_open()
+        path = Path(watch_dir).absolute()
+        if poll_every <= 0:
+            raise ValueError(f"poll_every must be above 0 seconds, not {poll_every}")
+        if any(folder.path == path for folder in self._folders):
+            raise CheckpointError(f"{path} is watched already by this courier")
+        options = WatchOptions(float(poll_every), ordered, settle_timeout, force_polling)
+        folder = self._folder(path, job_id, options)
+        await tasks.start(self._follow, folder)
+
+    async def flush(self, timeout: float | None = 300) -> ShipReport:
+        """Scan once more, then wait until everything with a sidecar is in the bucket, and rows were tried.
+
+        ``timeout`` is seconds, None waits for ever. Raises ``FlushError`` naming the checkpoints that failed;
+        ``FlushTimeout`` (also a ``TimeoutError``) when time ran out: the work goes on and can be resumed.
+        """
+        self._require_open()
+        try:
+            with anyio.fail_after(timeout):
+                for folder in self._folders:
+                    if folder.journal is not None:
+                        await folder.scan(retry_parked=True)
+                await self._until(lambda: not self._unfinished())
+                if self._payer is not None:
+                    self._payer.hurry()
+                    await self._until(lambda: self._payer is None or self._payer.is_settled)
+        except TimeoutError:
+            raise self._flush_error(f"not finished after {timeout:g} s", FlushTimeout) from None
+        if self._failed():
+            raise self._flush_error("some checkpoints are not in the bucket", FlushError)
+        owed = tuple(self._payer.names()) if self._payer else ()
+        return ShipReport(tuple(self._shipped), self._already, owed)
+
+    def _flush_error(self, what: str, kind: type[FlushError]) -> FlushError:
+        failed, unfinished = self._failed(), self._unfinished()
+        lines = [f"{name} failed: {why}" for name, why in failed.items()]
+        lines += [f"{name} unfinished: {why}" for name, why in unfinished.items()]
+        return kind("\n  ".join([what, *lines]), failed=tuple(failed), unfinished=tuple(unfinished))
+
+    async def ship(self, path: str | os.PathLike[str], job_id: str, *, settle_timeout: float = 60.0) -> Shipped:
+        """Ship one checkpoint (its folder or its sidecar) without watching, and write its row.
+
+        Raises ``CheckpointError`` when it is not complete within ``settle_timeout`` seconds, ``LockHeld`` when a
+        courier already holds its directory, ``RemoteError`` when the store does not take it.
+        """
+        self._require_open()
+        folder_path = Path(path).absolute()
+        folder_path = folder_path.with_name(folder_path.name.removesuffix(".json"))
+        folder = self._folder(folder_path.parent, job_id, WatchOptions(settle_timeout=settle_timeout))
+        async with folder.opened():
+            while True:
+                local = await self._settled(folder, folder_path, settle_timeout)
+                delivery = Delivery(self._lane, self._journal(folder), folder.scope, self._keys(folder, local.name), local, self._rng)
+                try:
+                    shipped, manifest = await deliver(delivery)
+                except Superseded as exc:
+                    self._tell.notice("warning", f"{exc}; settling it anew")
+                    continue
+                self._note(shipped)
+                if self._payer is not None:
+                    await self._payer.owe(folder, shipped.name, manifest, shipped.prefix)
+                    await self._until(lambda: self._payer is None or self._payer.is_settled)
+                return shipped
+
+    def status(self) -> Status:
+        """What is queued, in flight, waiting, failed and parked now; cheap, and safe to call often."""
+        now = time.monotonic()
+        recent = sum(count for at, count in self._moves if now - at < 10)
+        return Status(
+            queued=self._names(Phase.QUEUED),
+            in_flight=self._names(Phase.SHIPPING),
+            waiting=self._whys(Phase.WAITING, Phase.STALE),
+            failed=self._whys(Phase.FAILED),
+            parked=self._whys(Phase.PARKED),
+            rows_owed=tuple(self._payer.names()) if self._payer else (),
+            sent_bytes=self._sent_bytes,
+            rate=recent / 10,
+            last_commit=self._shipped[-1] if self._shipped else None,
+            last_commit_at=self._last_commit_at,
+            last_error=self._last_error,
+        )
+
+    # -- inside ---------------------------------------------------------------------------------------
+
+    def _observe(self, event: Event) -> None:
+        if isinstance(event, BytesMoved):
+            self._sent_bytes += event.count
+            self._moves.append((time.monotonic(), event.count))
+        elif isinstance(event, ShipFailed):
+            self._last_error = f"{event.job_id}/{event.name}: {event.error}"
+        self._observer(event)
+
+    def _folder(self, path: Path, job_id: str, options: WatchOptions) -> Folder:
+        scope = scope_of(self._lane.store.where, keys.check_job_id(job_id))
+        return Folder(path, job_id, scope, options, self._lane, self._enqueue, self._changed)
+
+    def _journal(self, folder: Folder) -> Any:
+        if folder.journal is None:
+            raise Closed(f"{folder.path}: the directory went away")
+        return folder.journal
+
+    def _keys(self, folder: Folder, name: str) -> keys.CheckpointKeys:
+        return keys.CheckpointKeys(folder.job_id, keys.check_name(name))
+
+    async def _settled(self, folder: Folder, path: Path, timeout: float) -> Any:
+        why = "it never settled"
+        with anyio.move_on_after(timeout):
+            while True:
+                try:
+                    local, verdict = await settle(self._lane, path, ordered=folder.options.ordered)
+                    if not isinstance(verdict, Wait):
+                        return local
+                    why = verdict.reason
+                except FormatError as exc:
+                    why = str(exc)
+                await anyio.sleep(0.2)
+        raise CheckpointError(f"{path}: not complete after {timeout:g} s: {why}")
+
+    def _enqueue(self, folder: Folder, entry: Entry) -> None:
+        self._queue.append((folder, entry))
+        self._queue.sort(key=lambda item: (item[1].local.sidecar.epoch if item[1].local else 0, item[1].stem))
+        self._work.set()
+        self._changed()
+
+    def _changed(self) -> None:
+        self._change.set()
+        self._change = anyio.Event()
+
+    async def _until(self, is_reached: Any) -> None:
+        while not is_reached():
+            await self._change.wait()
+
+    def _entries(self, *phases: Phase) -> list[tuple[Folder, Entry]]:
+        return [(f, entry) for f in self._folders for entry in f.entries.values() if entry.phase in phases]
+
+    def _names(self, *phases: Phase) -> tuple[str, ...]:
+        return tuple(folder.label(entry) for folder, entry in self._entries(*phases))
+
+    def _whys(self, *phases: Phase) -> dict[str, str]:
+        return {folder.label(entry): entry.why for folder, entry in self._entries(*phases)}
+
+    def _unfinished(self) -> dict[str, str]:
+        now = anyio.current_time()
+        stale = {
+            folder.label(entry): entry.why
+            for folder, entry in self._entries(Phase.STALE)
+            if now < entry.since + folder.options.settle_timeout
+        }
+        return {**self._whys(*UNFINISHED), **stale}
+
+    def _failed(self) -> dict[str, str]:
+        stale = {} if self._unfinished() else self._whys(Phase.STALE)
+        return {**self._whys(Phase.FAILED, Phase.PARKED), **stale}
+
+    async def _follow(self, folder: Folder, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Watch one directory for as long as the courier lives, through its vanishing and coming back."""
+        self._folders.append(folder)
+        is_started = False
+        try:
+            while True:
+                if not await in_thread(folder.path.is_dir):
+                    self._tell.notice("warning" if is_started else "info", f"{folder.path} is not there; waiting for it")
+                    if not is_started:
+                        task_status.started()
+                    is_started = True
+                    await until_there(folder.path, folder)
+                async with folder.opened():
+                    await self._follow_opened(folder, None if is_started else task_status)
+                is_started = True
+                folder.root = None
+        finally:
+            self._folders.remove(folder)
+
+    async def _follow_opened(self, folder: Folder, task_status: anyio.abc.TaskStatus[None] | None) -> None:
+        names = await self._list_heads(folder)
+        backend = backend_of(folder.path, force_polling=folder.options.force_polling)
+        with one_error():
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(follow_events, folder, backend)
+                if self._payer is not None:
+                    tasks.start_soon(self._payer.reconcile, folder, names)
+                self._tell(WatchStarted(str(folder.path), folder.job_id, backend, folder.options.poll_every))
+                is_there = await folder.scan()
+                if task_status is not None:
+                    task_status.started()
+                if is_there:
+                    await scan_forever(folder)
+                tasks.cancel_scope.cancel()
+
+    async def _list_heads(self, folder: Folder) -> Sequence[str]:
+        """The names this job has heads for. A store that is away now is asked no further: the journal is believed."""
+        names: list[str] = []
+        try:
+            with anyio.fail_after(_LIST_HEADS_PATIENCE_S):
+                async for info in self._lane.store.list(keys.heads_prefix(folder.job_id)):
+                    if (name := keys.parse_head_key(folder.job_id, info.key)) is not None:
+                        names.append(name)
+        except (TimeoutError, RemoteError) as error:
+            if isinstance(error, RemoteError) and not error.transient:
+                raise
+            self._tell.notice("warning", f"the heads of {folder.job_id!a} could not be listed, going on without: {error}")
+            return []
+        folder.heads = frozenset(names)
+        return names
+
+    async def _ship_queued(self) -> None:
+        while True:
+            while not self._queue:
+                self._work = anyio.Event()
+                await self._work.wait()
+            folder, entry = self._queue.pop(0)
+            if entry.phase is not Phase.QUEUED or folder.journal is None:
+                continue
+            entry.phase = Phase.SHIPPING
+            try:
+                await self._ship(folder, entry)
+            finally:
+                if entry.phase is Phase.SHIPPING:
+                    entry.phase = Phase.WAITING
+                folder.rouse()
+                self._changed()
+
+    async def _ship(self, folder: Folder, entry: Entry) -> None:
+        assert entry.local is not None
+        delivery = Delivery(
+            self._lane, self._journal(folder), folder.scope, self._keys(folder, entry.name), entry.local, self._rng
+        )
+        try:
+            shipped, manifest = await deliver(delivery)
+        except Superseded as exc:
+            self._tell.notice("warning", f"{exc}; settling it anew")
+            entry.since, entry.next_look = anyio.current_time(), 0.0
+        except (CheckpointError, FormatError, NameRefused) as exc:
+            folder.fail(entry, str(exc))
+        except RemoteError as exc:
+            slow = _LONGEST_PARK_S if not exc.transient else min(_LONGEST_PARK_S, _PARK_S * 2**entry.failures)
+            folder.park(entry, str(exc), slow)
+        except (R2D1Error, OSError) as exc:
+            folder.park(entry, str(exc), _LONGEST_PARK_S)
+        except Exception as exc:
+            log.exception("shipping %s failed in a way r2d1 does not know; please report it", folder.label(entry))
+            folder.park(entry, f"{type(exc).__name__}: {exc}", _LONGEST_PARK_S)
+        else:
+            if self._payer is not None and shipped.is_new:
+                await self._payer.owe(folder, shipped.name, manifest, shipped.prefix)
+            self._note(shipped)
+            folder.done(entry)
+
+    def _note(self, shipped: Shipped) -> None:
+        if shipped.is_new:
+            self._shipped.append(shipped)
+            self._last_commit_at = time.time()
+        else:
+            self._already += 1

@@ -1,0 +1,290 @@
+"""One checkpoint from disk to bucket: claim, upload, commit. It exists once its head names it."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+
+from dataclasses import dataclass, field
+
+import anyio
+
+from r2d1 import __version__
+from r2d1.checkpoint import LocalCheckpoint, LocalFile, inspect
+from r2d1.documents import OPEN, Head, ShipRecord
+from r2d1.errors import CheckpointError, FormatError, NameRefused, NotSupported, Superseded, UploadNotFound
+from r2d1.events import AlreadyThere, BytesMoved, Committed, ShipStarted, Teller
+from r2d1.heads import Sealed, Ship, ShipLost, claim, commit, put_manifest, read_head, read_manifest, wipe
+from r2d1.journal import Done, Journal, StoredPart, UnderWay, state_of
+from r2d1.keys import FIRST_SHIP, CheckpointKeys, check_key
+from r2d1.manifest import FileEntry, Manifest, manifest_digest
+from r2d1.objects import BytesSource, ObjectStore, Part
+from r2d1.digest import digest_of
+from r2d1.heads import JSON
+from r2d1.courier.report import Shipped
+from r2d1.tasks import in_thread, run_bounded
+from r2d1.transfer.hashing import digest_file
+from r2d1.transfer.lane import Lane
+from r2d1.transfer.upload import OpenFile, SentPart, upload_file
+
+CREATED_BY = f"r2d1 {__version__}"
+_SHIPS = 3  # new ships for one state before giving up: only gc or a copied bucket takes one away
+
+
+@dataclass(slots=True)
+class Delivery:
+    """What delivering one state of one checkpoint needs."""
+
+    lane: Lane
+    journal: Journal
+    scope: str
+    of: CheckpointKeys
+    local: LocalCheckpoint
+    rng: random.Random
+    sent_bytes: int = 0
+    state: str = field(init=False)
+    started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = state_of(self.local)
+        self.started = anyio.current_time()
+
+    @property
+    def store(self) -> ObjectStore:
+        return self.lane.store
+
+    @property
+    def tell(self) -> Teller:
+        return self.lane.tell
+
+    def moved(self, path: str, count: int) -> None:
+        self.sent_bytes += count
+        self.tell(BytesMoved(self.of.job_id, self.of.name, path, "up", count))
+
+
+async def deliver(job: Delivery) -> tuple[Shipped, Manifest | None]:
+    """Bring one local state of a checkpoint into the bucket; returns its manifest when this call wrote it.
+
+    Raises ``Superseded`` when the checkpoint changes meanwhile (its objects are deleted again), ``RemoteError``
+    when the store refuses or stays away; what was sent is kept and found again by the next call.
+    """
+    if (head := await _already_there(job)) is not None:
+        return await _note_done(job, head, is_new=False), None
+    for _ in range(_SHIPS):
+        ship = await _claim(job)
+        try:
+            sealed = await _upload(job, ship)
+            done = await commit(job.store, ship, sealed, before_write=lambda: _check_same(job), rng=job.rng)
+        except Superseded:
+            await _abandon(job, ship)
+            raise
+        except ShipLost as lost:
+            job.tell.notice("warning", f"{job.of.name}: shipped once more, because {lost}")
+            await in_thread(job.journal.end_ship, job.scope, job.of.name)
+        else:
+            return await _note_done(job, done.head, is_new=done.is_ours), sealed.manifest if done.is_ours else None
+    raise ShipLost(f"{job.of.name}: {_SHIPS} ships were taken away while they were being sent")
+
+
+async def _already_there(job: Delivery) -> Head | None:
+    """The head, if the bucket holds this very checkpoint: same epoch, paths, sizes and digests, all objects there."""
+    stored = await read_head(job.store, job.of)
+    if stored is None or stored.value.deleted or stored.value.epoch != job.local.sidecar.epoch:
+        return None
+    manifest = await read_manifest(job.store, job.of, stored.value)
+    if manifest is None or not await _has_local_files(job, manifest):
+        return None
+    return stored.value if await _has_objects(job.store, stored.value.prefix, manifest) else None
+
+
+async def _has_local_files(job: Delivery, manifest: Manifest) -> bool:
+    entries = {entry.path: entry for entry in manifest.files}
+    files = {file.path: file for file in job.local.files}
+    if {path: entry.size for path, entry in entries.items()} != {p: f.identity.size for p, f in files.items()}:
+        return False
+    for path, entry in entries.items():
+        if (await _local_digest(job, files[path], entry))[0] != entry.digest:
+            return False
+    return True
+
+
+async def _local_digest(job: Delivery, file: LocalFile, entry: FileEntry) -> tuple[str, tuple[str, ...]]:
+    path = job.local.folder / file.path
+    known = await in_thread(job.journal.digest, path, file.identity, entry.algorithm, entry.part_size)
+    if known is not None:
+        return known
+    taken = await digest_file(
+        job.lane, path, file.identity, algorithm=entry.algorithm, part_size=entry.part_size
+    )
+    await in_thread(job.journal.record_digest, path, file.identity, entry.part_size, *taken)
+    return taken
+
+
+async def _has_objects(store: ObjectStore, prefix: str, manifest: Manifest) -> bool:
+    """Whether one LIST shows every object of a manifest with its size: a bucket that lost one is healed by a ship."""
+    left = {f"{prefix}/{entry.object_key}": entry.size for entry in manifest.files}
+    async for info in store.list(f"{prefix}/"):
+        if left.get(info.key) == info.size:
+            del left[info.key]
+    return not left
+
+
+async def _claim(job: Delivery) -> Ship:
+    """The ship to go on with: the one under way for this state, else ``0`` if nobody has it, else a random one."""
+    known = await in_thread(job.journal.under_way, job.scope, job.of.name)
+    if known is not None:
+        ship = Ship(job.of, known.ship, known.owner)
+        if known.state == job.state and await claim(job.store, ship, _record(ship), job.rng):
+            return ship
+        await _abandon(job, ship)
+    for name in await _ships_to_try(job):
+        ship = Ship(job.of, name, f"{job.rng.getrandbits(128):032x}")
+        await in_thread(job.journal.begin_ship, job.scope, job.of.name, UnderWay(name, ship.owner, job.state))
+        if await claim(job.store, ship, _record(ship), job.rng):
+            return ship
+    raise ShipLost(f"{job.of.name}: no ship could be claimed")
+
+
+async def _ships_to_try(job: Delivery) -> list[str]:
+    """A head proves that ship ``0`` is taken, so asking for it would only cost a request."""
+    random_ships = [f"{job.rng.getrandbits(48):012x}" for _ in range(2)]
+    return random_ships if await read_head(job.store, job.of) is not None else [FIRST_SHIP, *random_ships]
+
+
+def _record(ship: Ship) -> ShipRecord:
+    return ShipRecord(OPEN, ship.owner, socket.gethostname()[:255], CREATED_BY)
+
+
+async def _upload(job: Delivery, ship: Ship) -> Sealed:
+    """Files, then the sidecar, then the manifest that names them all."""
+    log = _Log(job, ship)
+    for file in job.local.files:
+        check_key(f"{ship.prefix}/{file.key}")
+    job.tell(
+        ShipStarted(job.of.job_id, job.of.name, job.local.sidecar.epoch, len(job.local.files), job.local.total_bytes)
+    )
+    entries: dict[str, FileEntry] = {}
+
+    async def send(file: LocalFile) -> None:
+        entries[file.path] = await upload_file(
+            job.lane, log, folder=job.local.folder, prefix=ship.prefix, file=file, progress=job.moved
+        )
+
+    await run_bounded(job.lane.concurrency, send, job.local.files)
+    sidecar_key = job.of.sidecar(ship.prefix)
+    raw_sidecar = job.local.sidecar.raw
+    sidecar_etag = await job.store.put(sidecar_key, BytesSource(raw_sidecar), attributes=JSON)
+    manifest = _manifest(job, [entries[file.path] for file in job.local.files])
+    raw = manifest.encode()
+    manifest_etag = await put_manifest(job.store, ship, raw)
+    objects = {f"{ship.prefix}/{entry.object_key}": (entry.size, entry.etag) for entry in manifest.files}
+    objects[sidecar_key] = (len(raw_sidecar), sidecar_etag)
+    objects[job.of.manifest(ship.prefix)] = (len(raw), manifest_etag)
+    return Sealed(manifest, raw, objects)
+
+
+def _manifest(job: Delivery, entries: list[FileEntry]) -> Manifest:
+    sidecar = job.local.sidecar
+    extra = {"left_out": list(job.local.left_out)} if job.local.left_out else {}
+    return Manifest(
+        job_id=job.of.job_id,
+        name=job.of.name,
+        epoch=sidecar.epoch,
+        timestamp=sidecar.timestamp,
+        metadata=sidecar.metadata,
+        created_by=CREATED_BY,
+        sidecar_size=len(sidecar.raw),
+        sidecar_digest=digest_of(sidecar.raw),
+        files=tuple(entries),
+        extra=extra,
+    )
+
+
+async def _check_same(job: Delivery) -> None:
+    """Right before the head is written: nothing on disk may have changed since the first look."""
+    try:
+        now = await in_thread(inspect, job.local.folder)
+    except (CheckpointError, FormatError, NameRefused) as exc:
+        raise Superseded(f"{job.local.folder}: changed while it was being shipped: {exc}") from exc
+    if not job.local.is_same_state(now):
+        raise Superseded(f"{job.local.folder}: changed while it was being shipped")
+
+
+async def _abandon(job: Delivery, ship: Ship) -> None:
+    """Delete what a ship that will never be committed has sent, unless the head names it after all."""
+    for upload in await in_thread(job.journal.uploads, job.scope, job.of.name):
+        try:
+            await job.store.abort_upload(upload.key, upload.upload_id)
+        except (UploadNotFound, NotSupported) as exc:
+            job.tell.notice("info", f"an upload of an abandoned ship was gone already: {exc}")
+    stored = await read_head(job.store, job.of)
+    if stored is None or not stored.value.names(ship.prefix):
+        await wipe(job.store, job.of, ship.prefix)
+    await in_thread(job.journal.end_ship, job.scope, job.of.name)
+
+
+async def _note_done(job: Delivery, head: Head, *, is_new: bool) -> Shipped:
+    done = Done(job.state, head.epoch, head.prefix, head.manifest, "shipped")
+    await in_thread(job.journal.record_done, job.scope, job.of.name, done)
+    seconds = anyio.current_time() - job.started
+    shipped = Shipped(
+        job.of.job_id, job.of.name, head.epoch, head.prefix, job.local.total_bytes, job.sent_bytes, seconds, is_new
+    )
+    if is_new:
+        job.tell(
+            Committed(
+                job.of.job_id, job.of.name, head.epoch, head.prefix, shipped.total_bytes, job.sent_bytes, seconds
+            )
+        )
+    else:
+        job.tell(AlreadyThere(job.of.job_id, job.of.name, head.epoch))
+    return shipped
+
+
+class _Log:
+    """The journal as one ship's upload log."""
+
+    def __init__(self, job: Delivery, ship: Ship) -> None:
+        self._job, self._ship = job, ship
+        self._where = (job.scope, job.of.name)
+
+    async def sent_file(self, file: LocalFile) -> FileEntry | None:
+        text = await in_thread(self._job.journal.sent_entry, *self._where, self._ship.ship, file.path)
+        return _entry_from(text) if text else None
+
+    async def record_sent(self, file: LocalFile, entry: FileEntry) -> None:
+        text = json.dumps(entry.to_fields())
+        await in_thread(self._job.journal.record_sent, *self._where, self._ship.ship, file.path, text)
+        path = self._job.local.folder / file.path
+        await in_thread(
+            self._job.journal.record_digest, path, file.identity, entry.part_size, entry.digest, entry.parts
+        )
+
+    async def open_file(self, file: LocalFile) -> OpenFile | None:
+        key = f"{self._ship.prefix}/{file.key}"
+        for stored in await in_thread(self._job.journal.uploads, *self._where):
+            if stored.key == key:
+                parts = tuple(SentPart(Part(p.number, p.etag, p.size), p.digest) for p in stored.parts)
+                return OpenFile(key, stored.upload_id, stored.part_size, parts)
+        return None
+
+    async def record_open(self, file: LocalFile, upload: OpenFile) -> None:
+        await in_thread(
+            self._job.journal.record_upload, *self._where, upload.key, upload.upload_id, upload.part_size
+        )
+
+    async def record_part(self, key: str, sent: SentPart) -> None:
+        part = StoredPart(sent.part.number, sent.part.etag, sent.part.size, sent.digest)
+        await in_thread(self._job.journal.record_part, *self._where, key, part)
+
+    async def forget_open(self, key: str) -> None:
+        await in_thread(self._job.journal.forget_upload, *self._where, key)
+
+
+def _entry_from(text: str) -> FileEntry:
+    fields = json.loads(text)
+    return FileEntry(
+        fields["path"], fields["size"], fields["digest"], fields["etag"], fields["part_size"],
+        tuple(fields.get("parts", ())), fields.get("key"),
+    )  # fmt: skip

@@ -1,0 +1,233 @@
+"""One watched directory: its checkpoints and the phase each is in, from first sight to shipped or failed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+import anyio
+
+from r2d1.checkpoint import Identity, LocalCheckpoint, Wait
+from r2d1.courier.looking import Seen, is_ours, look_at, settle
+from r2d1.errors import CheckpointError, FormatError, NameRefused
+from r2d1.events import ShipFailed, Teller
+from r2d1.journal import Journal, held, state_directory, state_of
+from r2d1.tasks import in_thread
+from r2d1.transfer.lane import Lane
+
+_MOST_FAILURES = 1000  # failed checkpoints that are remembered after they were deleted
+
+
+class Phase(StrEnum):
+    WAITING = "waiting"  # not complete yet; looked at again soon
+    STALE = "stale"  # the next version is being written; its sidecar will tell
+    QUEUED = "queued"
+    SHIPPING = "shipping"
+    DONE = "done"
+    FAILED = "failed"  # cannot be shipped as it is; tried again when it changes
+    PARKED = "parked"  # the store would not take it; tried again by a slow timer
+    IGNORED = "ignored"
+
+
+#: Phases that a flush waits for.
+UNFINISHED = (Phase.WAITING, Phase.QUEUED, Phase.SHIPPING)
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """How a directory is watched. Times are seconds; formats §3 explains ``ordered`` and ``settle_timeout``."""
+
+    poll_every: float = 30.0
+    ordered: bool = True
+    settle_timeout: float = 60.0
+    force_polling: bool = False
+
+
+@dataclass(slots=True)
+class Entry:
+    """One checkpoint of the directory. ``since`` is when its present state was first seen."""
+
+    stem: str
+    identity: Identity
+    since: float
+    phase: Phase = Phase.WAITING
+    why: str = ""
+    local: LocalCheckpoint | None = None
+    next_look: float = 0.0
+    looks: int = 0
+    failures: int = 0
+    state: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.local.name if self.local else self.stem
+
+
+@dataclass(slots=True)
+class Folder:
+    """The state of one watched directory. ``enqueue`` is called for each checkpoint that may be shipped."""
+
+    path: Path
+    job_id: str
+    scope: str
+    options: WatchOptions
+    lane: Lane
+    enqueue: Callable[[Folder, Entry], None]
+    changed: Callable[[], None]
+    journal: Journal | None = None
+    entries: dict[str, Entry] = field(default_factory=dict)
+    heads: frozenset[str] | None = None
+    root: tuple[int, int] | None = None
+    wake: anyio.Event = field(default_factory=anyio.Event)
+    scanning: anyio.Lock = field(default_factory=anyio.Lock)
+
+    @property
+    def tell(self) -> Teller:
+        return self.lane.tell
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Journal]:
+        """Hold the directory's lock and journal; ``LockHeld`` when another courier on this host has it."""
+        where, wal = state_directory(self.path)
+        journal = await in_thread(lambda: Journal(where, wal=wal))
+        with closing(journal), held(where / "courier.lock", f"the directory {self.path}"):
+            self.journal = journal
+            try:
+                yield journal
+            finally:
+                self.journal = None
+
+    def rouse(self) -> None:
+        """Have the directory looked at now."""
+        self.wake.set()
+
+    async def scan(self, *, retry_parked: bool = False) -> bool:
+        """Look at every pair; False when the directory is gone or another one took its place."""
+        async with self.scanning:
+            look = await in_thread(look_at, self.path, limiter=self.lane.disk)
+            if look is None or self.journal is None or look.root != (self.root or look.root):
+                return False
+            self.root = look.root
+            self._forget_missing({seen.stem for seen in look.seen})
+            for seen in look.seen:
+                await self._consider(seen, retry_parked)
+        self.changed()
+        return True
+
+    def _forget_missing(self, stems: set[str]) -> None:
+        for stem in [stem for stem, entry in self.entries.items() if stem not in stems]:
+            phase = self.entries[stem].phase
+            if phase is Phase.SHIPPING or (phase is Phase.FAILED and len(self.entries) < _MOST_FAILURES):
+                continue
+            del self.entries[stem]
+
+    async def _consider(self, seen: Seen, retry_parked: bool) -> None:
+        entry = self.entries.get(seen.stem)
+        now = anyio.current_time()
+        if entry is not None and entry.phase in (Phase.QUEUED, Phase.SHIPPING):
+            return  # what changes meanwhile is noticed before the head is written
+        if entry is None or entry.identity != seen.identity:
+            entry = self.entries[seen.stem] = Entry(seen.stem, seen.identity, now)
+        elif entry.phase in (Phase.DONE, Phase.IGNORED):
+            return
+        elif entry.phase is Phase.PARKED and (retry_parked or now >= entry.next_look):
+            entry.next_look = 0.0
+        elif now < entry.next_look:
+            return
+        await self._settle(entry)
+
+    async def _settle(self, entry: Entry) -> None:
+        folder = self.path / entry.stem
+        if not await in_thread(is_ours, self.path, entry.stem):
+            self._ignore(entry)
+            return
+        try:
+            local, verdict = await settle(self.lane, folder, ordered=self.options.ordered)
+        except FormatError as exc:
+            self._wait(entry, Wait(str(exc)))
+            return
+        except (CheckpointError, NameRefused) as exc:
+            self.fail(entry, str(exc))
+            return
+        entry.local = local
+        if (twin := self._twin(entry)) is not None:
+            self.fail(entry, f"{entry.stem}.json and {twin.stem}.json both claim the name {local.name!r}")
+            self.fail(twin, f"{twin.stem}.json and {entry.stem}.json both claim the name {local.name!r}")
+        elif isinstance(verdict, Wait):
+            self._wait(entry, verdict)
+        else:
+            await self._ready(entry, local)
+
+    def _ignore(self, entry: Entry) -> None:
+        entry.phase = Phase.IGNORED
+        self.tell.notice(
+            "info",
+            f"{self.path / entry.stem}: ignored; a checkpoint is called chk_* or slot_*, or its JSON has an 'epoch'",
+            once=f"ignored {self.path}/{entry.stem}",
+        )
+
+    def _twin(self, entry: Entry) -> Entry | None:
+        others = (other for other in self.entries.values() if other is not entry and other.phase is not Phase.IGNORED)
+        return next((other for other in others if other.name == entry.name), None)
+
+    async def _ready(self, entry: Entry, local: LocalCheckpoint) -> None:
+        assert self.journal is not None
+        entry.state = state_of(local)
+        for warning in local.warnings:
+            self.tell.notice("warning", f"{local.folder}: {warning}", once=f"{local.folder} {warning}")
+        done = await in_thread(self.journal.done, self.scope, local.name)
+        if done is not None and done.state == entry.state and (self.heads is None or local.name in self.heads):
+            entry.phase, entry.why = Phase.DONE, ""
+            return
+        entry.phase, entry.why = Phase.QUEUED, ""
+        self.enqueue(self, entry)
+
+    def _wait(self, entry: Entry, wait: Wait) -> None:
+        """Look again soon; after ``settle_timeout`` it has failed, or is left to its next sidecar."""
+        now = anyio.current_time()
+        left = entry.since + self.options.settle_timeout - now
+        if left <= 0 and not wait.is_stale:
+            if entry.phase is not Phase.FAILED:
+                self.fail(entry, f"not complete after {self.options.settle_timeout:g} s: {wait.reason}")
+            entry.next_look = now + self.options.poll_every
+            return
+        if wait.is_stale and entry.phase is not Phase.STALE:
+            self.tell.notice("info", f"{self.path / entry.stem}: {wait.reason}; waiting for its sidecar")
+        entry.phase, entry.why = (Phase.STALE if wait.is_stale else Phase.WAITING), wait.reason
+        entry.looks += 1
+        pause = min(1.0, 0.05 * 2 ** min(entry.looks, 10))
+        entry.next_look = now + (max(pause, self.options.poll_every) if wait.is_stale and left <= 0 else min(pause, max(left, 0.01)))
+
+    def fail(self, entry: Entry, why: str, again: str = "when sidecar or folder changes, and at the next start") -> None:
+        entry.phase, entry.why, entry.next_look = Phase.FAILED, why, anyio.current_time() + self.options.poll_every
+        self.tell(ShipFailed(self.job_id, entry.name, why, again))
+        self.changed()
+
+    def park(self, entry: Entry, why: str, seconds: float) -> None:
+        entry.failures += 1
+        entry.phase, entry.why, entry.next_look = Phase.PARKED, why, anyio.current_time() + seconds
+        self.tell(ShipFailed(self.job_id, entry.name, why, f"in {seconds:.0f} s"))
+        self.changed()
+
+    def done(self, entry: Entry) -> None:
+        entry.phase, entry.why, entry.failures = Phase.DONE, "", 0
+        if self.heads is not None:
+            self.heads |= {entry.name}
+        self.changed()
+
+    def next_look(self) -> float:
+        """Seconds until something must be looked at again, whatever events come."""
+        now = anyio.current_time()
+        due = [
+            entry.next_look - now
+            for entry in self.entries.values()
+            if entry.phase in (Phase.WAITING, Phase.STALE, Phase.PARKED)
+        ]
+        return max(0.0, min([self.options.poll_every, *due]))
+
+    def label(self, entry: Entry) -> str:
+        return f"{self.job_id}/{entry.name}"
+

@@ -1,0 +1,212 @@
+"""Staging below ``<root>/.r2d1/`` and placing what was verified, so that no crash and no planted link misleads.
+
+All of it blocks; ``locked`` alone waits asynchronously.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+
+from r2d1.errors import NoSpace, UnsafeDestination
+from r2d1.keys import STATE_DIR, parents
+
+
+def state_dir(root: Path) -> Path:
+    """``<root>/.r2d1``, made if missing; ``UnsafeDestination`` when somebody put a link or a file there."""
+    root.mkdir(parents=True, exist_ok=True)
+    return _own_folder(root / STATE_DIR, mode=0o700)
+
+
+def _own_folder(path: Path, mode: int = 0o777) -> Path:
+    try:
+        path.mkdir(mode=mode, exist_ok=True)
+    except FileExistsError as exc:
+        raise UnsafeDestination(f"{path} is in the way of r2d1's own folder: remove it") from exc
+    if path.is_symlink():
+        raise UnsafeDestination(f"{path} is a link, and writing through it could leave the destination: remove it")
+    return path
+
+
+@asynccontextmanager
+async def locked(root: Path, what: str) -> AsyncIterator[None]:
+    """Hold the lock of one thing that is pulled into ``root``; others wait. It dies with the process."""
+    path = state_dir(root) / f"{what}.lock"
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        while not _try_lock(fd):
+            await anyio.sleep(0.1)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def stage(root: Path, label: str, binding: str, sizes: Mapping[str, int]) -> Path:
+    """Make the staging folder of one pull, with every folder it needs.
+
+    What earlier pulls of the same ``label`` staged is moved over where path and size agree (its slices are
+    verified before they count) and deleted otherwise. Returns the folder. ``UnsafeDestination`` when the
+    file system cannot hold two of the paths beside each other (it folds case).
+    """
+    pulls = _own_folder(state_dir(root) / "pull")
+    staging = _own_folder(pulls / f"{label}@{binding}")
+    for folder in sorted({parent for path in sizes for parent in parents(path)}):
+        _own_folder(staging / folder)
+    for old in sorted(pulls.glob(f"{label}@*")):
+        if old != staging:
+            _inherit(old, staging, sizes)
+    _drop_strangers(staging, sizes)
+    _refuse_folded(staging, sizes)
+    return staging
+
+
+def _drop_strangers(staging: Path, sizes: Mapping[str, int]) -> None:
+    """Nothing is placed that the manifest does not name."""
+    for base, folders, names in os.walk(staging):
+        links = [folder for folder in folders if os.path.islink(os.path.join(base, folder))]
+        for name in [*names, *links]:
+            full = os.path.join(base, name)
+            if os.path.relpath(full, staging) not in sizes:
+                os.unlink(full)
+
+
+def _inherit(old: Path, staging: Path, sizes: Mapping[str, int]) -> None:
+    for path, size in sizes.items():
+        mine, theirs = staging / path, old / path
+        if not os.path.lexists(mine) and theirs.is_file() and not theirs.is_symlink():
+            if theirs.stat().st_size == size:
+                os.rename(theirs, mine)
+    remove_tree(old)
+
+
+def _refuse_folded(staging: Path, sizes: Iterable[str]) -> None:
+    """Two names that fold into one file would overwrite each other; ask the file system where names could fold."""
+    folded: dict[str, list[str]] = {}
+    for path in sizes:
+        folded.setdefault(path.casefold(), []).append(path)
+    for paths in folded.values():
+        if len(paths) > 1 and _is_one_file(staging, paths):
+            raise UnsafeDestination(f"this file system cannot hold {' and '.join(map(ascii, paths))} beside each other")
+
+
+def _is_one_file(staging: Path, paths: list[str]) -> bool:
+    inodes = set()
+    for path in paths:
+        with open(staging / path, "ab") as file:
+            info = os.fstat(file.fileno())
+        inodes.add((info.st_dev, info.st_ino))
+    return len(inodes) < len(paths)
+
+
+def check_room(staging: Path, sizes: Mapping[str, int]) -> None:
+    """``NoSpace`` when the disk cannot take what is still to come."""
+    need = sum(size - min(size, _on_disk(staging / path)) for path, size in sizes.items())
+    free = shutil.disk_usage(staging).free
+    if need > free:
+        raise NoSpace(
+            f"{staging.parents[2]}: {need:,} bytes are to be pulled and {free:,} are free on that disk; "
+            "make room or choose another destination (what is staged is kept)"
+        )
+
+
+def _on_disk(path: Path) -> int:
+    try:
+        return os.lstat(path).st_blocks * 512
+    except FileNotFoundError:
+        return 0
+
+
+def place_checkpoint(root: Path, name: str, staging: Path, sidecar: bytes) -> Path:
+    """Put a verified staging folder and its sidecar in place; returns the folder.
+
+    The old sidecar goes first and the new one comes last, so at any crash a folder with a sidecar is whole.
+    """
+    target, beside = root / name, root / f"{name}.json"
+    own = state_dir(root)
+    aside = own / f"aside-{secrets.token_hex(6)}"
+    _fsync_tree(staging)
+    if os.path.lexists(beside):
+        os.unlink(beside)
+    if os.path.lexists(target):
+        os.rename(target, aside)
+    os.rename(staging, target)
+    fsync_folder(root)
+    _write_through(own / f"sidecar-{secrets.token_hex(6)}", beside, sidecar)
+    remove_tree(aside)
+    return target
+
+
+def _write_through(temporary: Path, target: Path, data: bytes) -> None:
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, target)
+    fsync_folder(target.parent)
+
+
+def place_file(root: Path, path: str, staged: Path) -> Path:
+    """Move one verified file to ``<root>/<path>``; no link on the way is followed, one at its end is replaced."""
+    *folders, name = path.split("/")
+    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in folders:
+            fd = _step_into(fd, folder, root / path)
+        try:
+            os.rename(staged, name, dst_dir_fd=fd)
+        except IsADirectoryError as exc:
+            raise UnsafeDestination(f"{root / path}: a folder is in the way of this file") from exc
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return root / path
+
+
+def _step_into(fd: int, folder: str, whole: Path) -> int:
+    try:
+        try:
+            os.mkdir(folder, dir_fd=fd)
+        except FileExistsError:
+            pass  # it is opened next, and refused there if it is no folder
+        deeper = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+    except OSError as exc:
+        raise UnsafeDestination(f"{whole}: {folder!a} on the way is a link or a file, not a folder") from exc
+    os.close(fd)
+    return deeper
+
+
+def remove_tree(path: Path) -> None:
+    """Delete what was put aside, be it a folder, a link or a file; what vanished meanwhile is fine."""
+    if path.is_symlink() or path.is_file():
+        path.unlink(missing_ok=True)
+    elif os.path.lexists(path):
+        shutil.rmtree(path)
+
+
+def _fsync_tree(folder: Path) -> None:
+    for base, _, _ in os.walk(folder):
+        fsync_folder(Path(base))
+
+
+def fsync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

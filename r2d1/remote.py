@@ -1,0 +1,44 @@
+"""A client's two remote ends, the bucket and the catalog, opened from settings and closed together."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from r2d1.catalog import Catalog, open_catalog
+from r2d1.events import Teller
+from r2d1.objects import ObjectStore
+from r2d1.objects.opening import open_store
+from r2d1.retry import Brake, RetryPolicy
+from r2d1.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """Where checkpoints go. ``catalog`` is None in R2-only mode."""
+
+    store: ObjectStore
+    catalog: Catalog | None
+
+
+@asynccontextmanager
+async def opened(
+    settings: Settings, *, tell: Teller, rng: random.Random, given: Remote | None = None
+) -> AsyncIterator[Remote]:
+    """Open what the settings name, or take what is ``given``; either is closed at the end."""
+    async with AsyncExitStack() as stack:
+        remote = given or _open(settings, tell, rng)
+        stack.push_async_callback(remote.store.aclose)
+        if remote.catalog is not None:
+            stack.push_async_callback(remote.catalog.aclose)
+        yield remote
+
+
+def _open(settings: Settings, tell: Teller, rng: random.Random) -> Remote:
+    for notice in settings.notices():
+        tell.notice("warning", notice, once=notice)
+    policy = RetryPolicy()
+    store = open_store(settings, tell=tell, policy=policy, brake=Brake(rng))
+    return Remote(store, open_catalog(settings, tell=tell, policy=policy, brake=Brake(rng)))

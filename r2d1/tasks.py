@@ -1,0 +1,78 @@
+"""Bounded task groups with one error out, and the one door to worker threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TypeVar, TypeVarTuple
+
+import anyio
+import anyio.to_thread
+
+T = TypeVar("T")
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+#: Set by the simulation, where every thread call runs in line so that a seed fixes the order of everything.
+run_inline: ContextVar[bool] = ContextVar("run_inline", default=False)
+
+
+async def in_thread(func: Callable[[*Ts], R], *args: *Ts, limiter: anyio.CapacityLimiter | None = None) -> R:
+    """Run a blocking function in a worker thread. Cancelling waits for it, so give it short work.
+
+    That holds for ``asyncio``'s own cancelling too, which anyio does not wait for: a thread that outlived its
+    caller would read from or write to files that have been closed.
+    """
+    if run_inline.get():
+        await anyio.sleep(0)
+        return func(*args)
+    claim, ended = threading.Lock(), threading.Event()
+
+    def work() -> R:
+        if not claim.acquire(blocking=False):  # never released: whoever is first decides whether the function runs
+            raise RuntimeError("cancelled before it began")
+        try:
+            return func(*args)
+        finally:
+            ended.set()
+
+    try:
+        return await anyio.to_thread.run_sync(work, limiter=limiter)
+    except anyio.get_cancelled_exc_class():
+        if not claim.acquire(blocking=False):
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(ended.wait)
+        raise
+
+
+@contextmanager
+def one_error() -> Iterator[None]:
+    """Turn the exception group of a task group into its first error that is not a cancellation."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        raise first_error(group) from None
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first leaf of an exception group; an ordinary error is preferred to a ``BaseException``."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    leaves = [first_error(inner) for inner in error.exceptions]
+    return next((leaf for leaf in leaves if isinstance(leaf, Exception)), leaves[0])
+
+
+async def run_bounded(limit: int, func: Callable[[T], Awaitable[object]], items: Iterable[T]) -> None:
+    """Await ``func`` on every item, ``limit`` at a time; the first failure stops the rest."""
+    pending = iter(items)
+
+    async def worker() -> None:
+        for item in pending:
+            await func(item)
+
+    with one_error():
+        async with anyio.create_task_group() as tasks:
+            for _ in range(limit):
+                tasks.start_soon(worker)

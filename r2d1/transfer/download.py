@@ -1,0 +1,114 @@
+"""Files on their way down: ranges in parallel, each checked against its digest, wrong ones fetched again alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from r2d1 import keys
+from r2d1.digest import new_hasher
+from r2d1.errors import IntegrityError, UnsafeDestination
+from r2d1.objects import ByteRange
+from r2d1.tasks import in_thread, run_bounded
+from r2d1.transfer.files import SliceSink, hash_span
+from r2d1.transfer.lane import Lane
+from r2d1.transfer.plan import plan_ranges
+
+Progress = Callable[[str, int], None]
+
+#: How often one slice is fetched before its damage is called permanent.
+_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A file to fetch. ``digests`` are the hex digests of its slices, or None when nothing is known of its bytes."""
+
+    path: str
+    key: str
+    size: int
+    etag: str | None
+    part_size: int
+    algorithm: str | None = None
+    digests: tuple[str, ...] | None = None
+
+    def slices(self) -> list[tuple[ByteRange, str | None]]:
+        spans = plan_ranges(self.size, self.part_size)
+        return list(zip(spans, self.digests or [None] * len(spans), strict=True))
+
+
+async def fetch_file(lane: Lane, wanted: Wanted, target: Path, progress: Progress) -> int:
+    """Fetch one file into ``target``, keeping slices that are there and right; returns the bytes fetched.
+
+    ``target``'s folder must exist and be ours. Raises ``IntegrityError`` naming expected and actual digest
+    when a slice stays wrong, ``PreconditionFailed`` when the object's ETag is not ``wanted.etag``.
+    """
+    async with _staged(target, wanted.size, lane) as (fd, is_new):
+        todo = wanted.slices()
+        if not is_new and wanted.digests is not None:
+            todo = await _missing(lane, fd, wanted, todo, progress)
+        fetched = 0
+
+        async def fetch(piece: tuple[ByteRange, str | None]) -> None:
+            nonlocal fetched
+            await _fetch_slice(lane, fd, wanted, *piece)
+            fetched += piece[0].size
+            progress(wanted.path, piece[0].size)
+
+        await run_bounded(min(lane.concurrency, len(todo)), fetch, todo)
+        await in_thread(os.fsync, fd, limiter=lane.disk)
+    return fetched
+
+
+@asynccontextmanager
+async def _staged(target: Path, size: int, lane: Lane) -> AsyncIterator[tuple[int, bool]]:
+    fd, is_new = await in_thread(_open_staged, target, size, limiter=lane.disk)
+    try:
+        yield fd, is_new
+    finally:
+        os.close(fd)
+
+
+def _open_staged(target: Path, size: int) -> tuple[int, bool]:
+    try:
+        fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as exc:
+        raise UnsafeDestination(f"{target}: cannot be staged here: {exc.strerror}") from exc
+    was = os.fstat(fd).st_size
+    if was != size:
+        os.ftruncate(fd, size)
+    return fd, was == 0
+
+
+async def _missing(
+    lane: Lane, fd: int, wanted: Wanted, slices: Sequence[tuple[ByteRange, str | None]], progress: Progress
+) -> list[tuple[ByteRange, str | None]]:
+    """The slices that an interrupted pull left wrong or empty."""
+    missing = []
+    for span, digest in slices:
+        hasher = new_hasher(wanted.algorithm or "")
+        if await in_thread(hash_span, fd, span, hasher, wanted.path, limiter=lane.disk) == digest:
+            progress(wanted.path, span.size)
+        else:
+            missing.append((span, digest))
+    return missing
+
+
+async def _fetch_slice(lane: Lane, fd: int, wanted: Wanted, span: ByteRange, digest: str | None) -> None:
+    got = ""
+    for _ in range(_TRIES):
+        sink = SliceSink(fd, span, new_hasher(wanted.algorithm or "blake3"))
+        async with lane.slots:
+            await lane.store.get_range(wanted.key, span, sink, if_match=wanted.etag)
+        got = sink.hexdigest()
+        if digest is None or got == digest:
+            return
+        lane.tell.notice("warning", f"{keys.shown(wanted.key)}: bytes {span.start}-{span.stop} arrived damaged; fetching them again")
+    raise IntegrityError(
+        f"{keys.shown(wanted.path)}: bytes {span.start} to {span.stop} are damaged in the bucket: "
+        f"expected {wanted.algorithm}:{digest}, got {wanted.algorithm}:{got} in {_TRIES} tries "
+        f"(object {keys.shown(wanted.key)}). Ship the checkpoint again, or pull another one by name."
+    )

@@ -1,0 +1,149 @@
+"""Local files as sources and sinks: opened safely, read and written in blocks, hashed on the way. All of it blocks."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from r2d1.checkpoint import Identity
+from r2d1.digest import Hasher, new_hasher
+from r2d1.errors import CheckpointError, Superseded
+from r2d1.objects import BodyCheck, ByteRange
+from r2d1.transfer.lane import BLOCK
+from r2d1.transfer.plan import plan_ranges
+
+
+def open_unchanged(path: Path, expected: Identity) -> int:
+    """Open a file to be shipped; ``Superseded`` when it is not the one that was looked at."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as exc:
+        raise Superseded(f"{path}: deleted while the checkpoint was being shipped") from exc
+    except OSError as exc:
+        raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
+    if Identity.of(os.fstat(fd)) != expected:
+        os.close(fd)
+        raise Superseded(f"{path}: changed while the checkpoint was being shipped")
+    return fd
+
+
+def read_blocks(fd: int, span: ByteRange, block_size: int, name: str) -> Iterator[memoryview]:
+    """Read a span in blocks into one reused buffer; ``Superseded`` when the file ends early."""
+    buffer = memoryview(bytearray(min(block_size, span.size)))
+    at = span.start
+    while at < span.stop:
+        got = os.preadv(fd, [buffer[: min(block_size, span.stop - at)]], at)
+        if got == 0:
+            raise Superseded(f"{name}: became shorter while the checkpoint was being shipped")
+        yield buffer[:got]
+        at += got
+
+
+class SliceHashes:
+    """Hashes a file slice by slice, in order: each slice alone, the whole file, and the check that travels along."""
+
+    def __init__(self, fd: int, name: str, upload_check: str) -> None:
+        self._fd, self._name, self._upload_check = fd, name, upload_check
+        self._whole: Hasher = blake3()
+
+    def next_part(self, span: ByteRange) -> tuple[str, BodyCheck | None]:
+        """The hex digest of the next slice of several, and its check."""
+        return self._next(span, blake3(), self._whole)
+
+    def next_only(self, span: ByteRange) -> tuple[str, BodyCheck | None]:
+        """The hex digest of a file that is one slice, hashed once, and its check."""
+        return self._next(span, self._whole)
+
+    def _next(self, span: ByteRange, part: Hasher, *others: Hasher) -> tuple[str, BodyCheck | None]:
+        check = _Check(self._upload_check)
+        for block in read_blocks(self._fd, span, BLOCK, self._name):
+            part.update(block)
+            check.update(block)
+            for other in others:
+                other.update(block)
+        return part.hexdigest(), check.finish()
+
+    def whole(self) -> str:
+        return self._whole.hexdigest()
+
+
+class _Check:
+    """The running value of ``x-amz-checksum-crc64nvme`` or ``Content-MD5``."""
+
+    def __init__(self, algorithm: str) -> None:
+        self._algorithm = algorithm
+        self._crc = 0
+        self._md5 = hashlib.md5(usedforsecurity=False)
+
+    def update(self, block: memoryview) -> None:
+        if self._algorithm == "crc64nvme":
+            from awscrt.checksums import crc64nvme
+
+            self._crc = crc64nvme(block, self._crc)
+        elif self._algorithm == "md5":
+            self._md5.update(block)
+
+    def finish(self) -> BodyCheck | None:
+        if self._algorithm == "none":
+            return None
+        value = self._crc.to_bytes(8, "big") if self._algorithm == "crc64nvme" else self._md5.digest()
+        return BodyCheck(self._algorithm, base64.b64encode(value).decode())
+
+
+@dataclass(frozen=True, slots=True)
+class SliceSource:
+    """A slice of an open file on its way up; what is sent must have ``digest``, or nothing is.
+
+    The file is read (from the page cache) a second time here: a change between hashing and sending is
+    noticed before the last block leaves, whether the store checks bodies or not.
+    """
+
+    fd: int
+    span: ByteRange
+    digest: str
+    name: str
+
+    @property
+    def size(self) -> int:
+        return self.span.size
+
+    def blocks(self, block_size: int) -> Iterator[bytes | memoryview]:
+        hasher = blake3()
+        left = self.span.size
+        for block in read_blocks(self.fd, self.span, block_size, self.name):
+            hasher.update(block)
+            left -= len(block)
+            if left == 0 and hasher.hexdigest() != self.digest:
+                raise Superseded(f"{self.name}: its bytes changed while the checkpoint was being shipped")
+            yield block
+
+
+class SliceSink:
+    """Where a slice of a file on the way down is written, and hashed in the same pass."""
+
+    def __init__(self, fd: int, span: ByteRange, hasher: Hasher) -> None:
+        self._fd, self._at, self._hasher = fd, span.start, hasher
+
+    def write(self, block: bytes | bytearray | memoryview) -> None:
+        self._hasher.update(block)
+        view = memoryview(block)
+        while view:
+            done = os.pwrite(self._fd, view, self._at)
+            self._at += done
+            view = view[done:]
+
+    def hexdigest(self) -> str:
+        return self._hasher.hexdigest()
+
+
+def hash_span(fd: int, span: ByteRange, hasher: Hasher, name: str) -> str:
+    """The hex digest of a span of an open file."""
+    for block in read_blocks(fd, span, BLOCK, name):
+        hasher.update(block)
+    return hasher.hexdigest()

@@ -1,0 +1,246 @@
+"""Files on their way up: hashed slice by slice, sent as parts in parallel, joined, and never as a blend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import anyio
+
+from r2d1.checkpoint import Identity, LocalFile
+from r2d1.errors import NotSupported, ObjectNotFound, RemoteError, RemoteUnavailable, UploadNotFound
+from r2d1.manifest import FileEntry, plan_part_size
+from r2d1.objects import BodyCheck, ByteRange, Part
+from r2d1.tasks import in_thread, one_error
+from r2d1.transfer.files import SliceHashes, SliceSource, open_unchanged
+from r2d1.transfer.lane import Lane
+from r2d1.transfer.plan import expected_etag, plan_ranges
+
+Progress = Callable[[str, int], None]
+
+#: How often a file is begun anew because its upload vanished or its Complete could not be settled.
+_FRESH_STARTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class SentPart:
+    """A part the store has, and the digest of the bytes it was made from."""
+
+    part: Part
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFile:
+    """A multipart upload under way, as the journal remembers it; its part size never changes."""
+
+    key: str
+    upload_id: str
+    part_size: int
+    parts: tuple[SentPart, ...] = ()
+
+
+class UploadLog(Protocol):
+    """What must outlive the process: which objects a ship has sent, and which uploads it has begun."""
+
+    async def sent_file(self, file: LocalFile) -> FileEntry | None:
+        """The entry of a file this ship has sent already, from bytes that are still there unchanged."""
+
+    async def record_sent(self, file: LocalFile, entry: FileEntry) -> None: ...
+
+    async def open_file(self, file: LocalFile) -> OpenFile | None:
+        """The upload begun for this file in this state, or None."""
+
+    async def record_open(self, file: LocalFile, upload: OpenFile) -> None: ...
+
+    async def record_part(self, key: str, sent: SentPart) -> None: ...
+
+    async def forget_open(self, key: str) -> None: ...
+
+
+async def upload_file(
+    lane: Lane, log: UploadLog, *, folder: Path, prefix: str, file: LocalFile, progress: Progress
+) -> FileEntry:
+    """Send one file of a ship and return its manifest entry, whose digests are those of the bytes sent.
+
+    Raises ``Superseded`` when the file changes meanwhile, ``RemoteError`` when the store refuses for good.
+    """
+    if (entry := await log.sent_file(file)) is not None:
+        return entry
+    part_size = plan_part_size(file.identity.size, lane.part_size)
+    async with _opened(folder / file.path, file.identity, lane) as fd:
+        if file.identity.size <= part_size:
+            entry = await _send_whole(lane, fd, prefix, file, part_size)
+            progress(file.path, entry.size)
+        else:
+            entry = await _send_parts(_Sending(lane, log, fd, f"{prefix}/{file.key}", file, progress), part_size)
+        await in_thread(_check_unchanged, fd, folder / file.path, file.identity, limiter=lane.disk)
+    await log.record_sent(file, entry)
+    return entry
+
+
+@asynccontextmanager
+async def _opened(path: Path, identity: Identity, lane: Lane) -> AsyncIterator[int]:
+    fd = await in_thread(open_unchanged, path, identity, limiter=lane.disk)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _check_unchanged(fd: int, path: Path, expected: Identity) -> None:
+    if Identity.of(os.fstat(fd)) != expected:
+        os.close(open_unchanged(path, expected))
+
+
+def _entry(file: LocalFile, digest: str, etag: str, part_size: int, parts: tuple[str, ...] = ()) -> FileEntry:
+    key = None if file.key == file.path else file.key
+    return FileEntry(file.path, file.identity.size, f"blake3:{digest}", etag, part_size, parts, key)
+
+
+async def _send_whole(lane: Lane, fd: int, prefix: str, file: LocalFile, part_size: int) -> FileEntry:
+    span = ByteRange(0, file.identity.size)
+    async with lane.slots:
+        hashes = SliceHashes(fd, file.path, lane.upload_check)
+        digest, check = await in_thread(hashes.next_only, span, limiter=lane.disk)
+        source = SliceSource(fd, span, digest, file.path)
+        etag = await lane.store.put(f"{prefix}/{file.key}", source, check=check)
+    return _entry(file, digest, etag, part_size)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sending:
+    """One file being sent in parts."""
+
+    lane: Lane
+    log: UploadLog
+    fd: int
+    key: str
+    file: LocalFile
+    progress: Progress
+
+
+async def _send_parts(job: _Sending, part_size: int) -> FileEntry:
+    for fresh in range(_FRESH_STARTS):
+        upload = await _begin(job, part_size)
+        try:
+            sent, digest = await _send_missing(job, upload)
+            etag = await _complete(job, upload, [one.part for one in sent])
+        except UploadNotFound:
+            await job.log.forget_open(job.key)
+            if fresh == _FRESH_STARTS - 1:
+                raise
+        except RemoteError as error:
+            if not error.transient:
+                await _give_up(job, upload)
+            raise
+        else:
+            return _entry(job.file, digest, etag, upload.part_size, tuple(one.digest for one in sent))
+    raise AssertionError("unreachable")
+
+
+async def _begin(job: _Sending, part_size: int) -> OpenFile:
+    """The upload to go on with: the one the journal knows, reduced to the parts the store still has, or a new one."""
+    known = await job.log.open_file(job.file)
+    if known is not None and (there := await _still_there(job, known)) is not None:
+        return there
+    check = job.lane.upload_check if job.lane.upload_check != "none" else None
+    upload_id = await job.lane.store.create_upload(job.key, check=check)
+    upload = OpenFile(job.key, upload_id, part_size)
+    await job.log.record_open(job.file, upload)
+    return upload
+
+
+async def _still_there(job: _Sending, known: OpenFile) -> OpenFile | None:
+    try:
+        listed = {part.number: part for part in await job.lane.store.list_parts(known.key, known.upload_id)}
+    except NotSupported:
+        return known
+    except UploadNotFound:
+        await job.log.forget_open(known.key)
+        return None
+    kept = tuple(one for one in known.parts if _is_same(listed.get(one.part.number), one.part))
+    return replace(known, parts=kept)
+
+
+def _is_same(listed: Part | None, mine: Part) -> bool:
+    return listed is not None and (listed.etag, listed.size) == (mine.etag, mine.size)
+
+
+async def _send_missing(job: _Sending, upload: OpenFile) -> tuple[list[SentPart], str]:
+    """Send the parts the store lacks, several at once; slices are hashed in the order of the file."""
+    have = {one.part.number: one for one in upload.parts}
+    sent: dict[int, SentPart] = {}
+    hashes = SliceHashes(job.fd, job.file.path, job.lane.upload_check)
+    spans = enumerate(plan_ranges(job.file.identity.size, upload.part_size), start=1)
+    in_order = anyio.Lock()
+
+    async def next_slice() -> tuple[int, SliceSource, BodyCheck | None] | None:
+        async with in_order:
+            number, span = next(spans, (0, None))
+            if span is None:
+                return None
+            digest, check = await in_thread(hashes.next_part, span, limiter=job.lane.disk)
+            return number, SliceSource(job.fd, span, digest, job.file.path), check
+
+    async def work() -> None:
+        while True:
+            async with job.lane.slots:
+                if (piece := await next_slice()) is None:
+                    return
+                number, source, check = piece
+                known = have.get(number)
+                if known is not None and known.digest == source.digest:
+                    sent[number] = known
+                    continue
+                part = await job.lane.store.put_part(job.key, upload.upload_id, number, source, check=check)
+            sent[number] = SentPart(part, source.digest)
+            await job.log.record_part(job.key, sent[number])
+            job.progress(job.file.path, source.size)
+
+    with one_error():
+        async with anyio.create_task_group() as tasks:
+            for _ in range(job.lane.concurrency):
+                tasks.start_soon(work)
+    return [sent[number] for number in sorted(sent)], hashes.whole()
+
+
+async def _complete(job: _Sending, upload: OpenFile, parts: list[Part]) -> str:
+    """Join the parts. A lost reply is settled by looking at the object: it is ours if size and ETag are right."""
+    try:
+        etag = await job.lane.store.complete_upload(job.key, upload.upload_id, parts)
+    except (RemoteUnavailable, UploadNotFound) as error:
+        if isinstance(error, RemoteUnavailable) and not error.ambiguous:
+            raise
+        found = await _completed_all_the_same(job, parts)
+        if found is None:
+            raise UploadNotFound(
+                error.operation, error.subject, reason=f"the upload is gone and no object came of it ({error})"
+            ) from error
+        etag = found
+    await job.log.forget_open(job.key)
+    return etag
+
+
+async def _completed_all_the_same(job: _Sending, parts: list[Part]) -> str | None:
+    try:
+        info = await job.lane.store.head(job.key)
+    except ObjectNotFound:
+        return None
+    is_ours = info.size == job.file.identity.size and info.etag == expected_etag(parts)
+    return info.etag if is_ours else None
+
+
+async def _give_up(job: _Sending, upload: OpenFile) -> None:
+    """Abort an upload that was refused for good, so that nothing of ours stays open in the bucket."""
+    with anyio.CancelScope(shield=True, deadline=anyio.current_time() + 10):
+        try:
+            await job.lane.store.abort_upload(upload.key, upload.upload_id)
+        except RemoteError as error:
+            job.lane.tell.notice("warning", f"an upload could not be aborted; the bucket does so after 7 days: {error}")
+        else:
+            await job.log.forget_open(upload.key)
