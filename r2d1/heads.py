@@ -102,9 +102,7 @@ async def swap(store: ObjectStore, key: str, data: bytes, expected: str | None, 
     """
     for attempt in range(_TRIES):
         try:
-            await store.put(
-                key, BytesSource(data), attributes=JSON, if_none_match=expected is None, if_match=expected
-            )
+            await store.put(key, BytesSource(data), attributes=JSON, if_none_match=expected is None, if_match=expected)
         except (PreconditionFailed, RemoteUnavailable) as error:
             found = await _read(store, key)
             if found is not None and found.value == data:
@@ -157,8 +155,8 @@ async def put_hint(store: ObjectStore, of: CheckpointKeys, epoch: int) -> None:
     await store.put(of.hint(epoch), BytesSource(b"{}"), attributes=JSON)
 
 
-async def ensure_hint(store: ObjectStore, of: CheckpointKeys, epoch: int) -> None:
-    """Put the hint once more unless it is there.
+async def ensure_hint(store: ObjectStore, of: CheckpointKeys, epoch: int) -> bool:
+    """Put the hint once more unless it is there; True when it had to be.
 
     Whoever deletes a hint reads the head afterwards and puts it back, so after the head was written a look
     is as good as a second write, and R2's limit of one write a second per key is not met.
@@ -167,6 +165,8 @@ async def ensure_hint(store: ObjectStore, of: CheckpointKeys, epoch: int) -> Non
         await store.head(of.hint(epoch))
     except ObjectNotFound:
         await put_hint(store, of, epoch)
+        return True
+    return False
 
 
 async def commit(

@@ -162,7 +162,9 @@ class Journal:
     # -- what the bucket has --------------------------------------------------------------------------
 
     def done(self, scope: str, name: str) -> Done | None:
-        rows = self._all("SELECT state, epoch, prefix, manifest, origin FROM done WHERE scope=? AND name=?", scope, name)
+        rows = self._all(
+            "SELECT state, epoch, prefix, manifest, origin FROM done WHERE scope=? AND name=?", scope, name
+        )
         return Done(*rows[0]) if rows else None  # type: ignore[arg-type]
 
     def record_done(self, scope: str, name: str, done: Done) -> None:
@@ -179,7 +181,9 @@ class Journal:
 
     # -- digests of local files -----------------------------------------------------------------------
 
-    def digest(self, path: Path, identity: Identity, algorithm: str, part_size: int) -> tuple[str, tuple[str, ...]] | None:
+    def digest(
+        self, path: Path, identity: Identity, algorithm: str, part_size: int
+    ) -> tuple[str, tuple[str, ...]] | None:
         """The digests of a file in this very state, if they were taken before."""
         rows = self._all(
             "SELECT digest, parts FROM digests WHERE path=? AND part_size=? AND algorithm=?"
@@ -188,10 +192,15 @@ class Journal:
         )  # fmt: skip
         return (str(rows[0][0]), tuple(json.loads(str(rows[0][1])))) if rows else None
 
-    def record_digest(
-        self, path: Path, identity: Identity, part_size: int, digest: str, parts: Sequence[str]
-    ) -> None:
-        values = (os.fspath(path), part_size, digest.partition(":")[0], *_row(identity), digest, json.dumps(list(parts)))
+    def record_digest(self, path: Path, identity: Identity, part_size: int, digest: str, parts: Sequence[str]) -> None:
+        values = (
+            os.fspath(path),
+            part_size,
+            digest.partition(":")[0],
+            *_row(identity),
+            digest,
+            json.dumps(list(parts)),
+        )
         self._run(("INSERT OR REPLACE INTO digests VALUES (?,?,?,?,?,?,?,?,?)", values))
 
     def forget_digests(self, folder: Path) -> None:
@@ -214,7 +223,9 @@ class Journal:
         self._run(*_end_ship(scope, name))
 
     def sent_entry(self, scope: str, name: str, ship: str, path: str) -> str | None:
-        rows = self._all("SELECT entry FROM sent WHERE scope=? AND name=? AND ship=? AND path=?", scope, name, ship, path)
+        rows = self._all(
+            "SELECT entry FROM sent WHERE scope=? AND name=? AND ship=? AND path=?", scope, name, ship, path
+        )
         return str(rows[0][0]) if rows else None
 
     def record_sent(self, scope: str, name: str, ship: str, path: str, entry: str) -> None:
@@ -244,6 +255,10 @@ class Journal:
             ("DELETE FROM parts WHERE scope=? AND name=? AND key=?", (scope, name, key)),
             ("DELETE FROM uploads WHERE scope=? AND name=? AND key=?", (scope, name, key)),
         )
+
+    def forget_uploads(self, scope: str, name: str) -> None:
+        """Drop all uploads of a ship that was given up."""
+        self._run(*((f"DELETE FROM {table} WHERE scope=? AND name=?", (scope, name)) for table in ("parts", "uploads")))
 
     # -- rows owed to D1 ------------------------------------------------------------------------------
 

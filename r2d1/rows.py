@@ -26,10 +26,14 @@ def make_row(of: CheckpointKeys, head: Head, manifest: Manifest, tell: Teller) -
     """The row of a head; metadata that does not fit is replaced by the key of the sidecar that holds it."""
     text, lost = row_metadata(manifest.metadata)
     for name in lost:
-        tell.notice("warning", f"{of.name}: metadata {name} is not a JSON number; the row has null", once=f"{of} {name}")
+        tell.notice(
+            "warning", f"{of.name}: metadata {name} is not a JSON number; the row has null", once=f"{of} {name}"
+        )
     if len(text.encode()) > MAX_METADATA_BYTES:
         text = dump({"r2d1_metadata": of.sidecar(head.prefix)})
-        tell.notice("warning", f"{of.name}: metadata over {MAX_METADATA_BYTES} bytes stays in the sidecar", once=f"{of} big")
+        tell.notice(
+            "warning", f"{of.name}: metadata over {MAX_METADATA_BYTES} bytes stays in the sidecar", once=f"{of} big"
+        )
     return Row(of.job_id, of.name, head.epoch, head.timestamp, head.prefix, text)
 
 

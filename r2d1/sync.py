@@ -163,7 +163,9 @@ class Courier:
         status = self._async.status()
         busy = [*status.in_flight, *status.queued, *status.waiting]
         if busy:
-            _say(f"waiting at most {self._drain_timeout:g} s for {', '.join(busy)}; call flush() or close() before exiting")
+            _say(
+                f"waiting at most {self._drain_timeout:g} s for {', '.join(busy)}; call flush() or close() before exiting"
+            )
         try:
             self.close()
         except FlushError as error:
@@ -180,10 +182,24 @@ class Courier:
         ordered: bool = True,
         settle_timeout: float = 60.0,
         force_polling: bool = False,
+        newest_first: bool = False,
+        keep_local: int | None = None,
+        snapshot: str | None = None,
     ) -> None:
         portal = self._opened()
-        options = {"ordered": ordered, "settle_timeout": settle_timeout, "force_polling": force_polling}
-        _call(portal, self._async.watch, watch_dir, job_id, poll_every, **options)
+        _call(
+            portal,
+            self._async.watch,
+            watch_dir,
+            job_id,
+            poll_every,
+            ordered=ordered,
+            settle_timeout=settle_timeout,
+            force_polling=force_polling,
+            newest_first=newest_first,
+            keep_local=keep_local,
+            snapshot=snapshot,
+        )
         if blocking:
             _call(portal, anyio.sleep_forever)
 
@@ -213,7 +229,7 @@ class Fetcher:
     """
 
     def __init__(self, settings: Settings, **options: Any) -> None:
-        self._make = lambda: AsyncFetcher(settings, **options)
+        self._make: Callable[[], AsyncFetcher] = lambda: AsyncFetcher(settings, **options)
         self._make()  # what is missing is told here, not at the first pull
         self._kept: AsyncFetcher | None = None
         self._contexts: list[AbstractContextManager[Any]] = []

@@ -15,8 +15,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
-#: Set by the simulation, where every thread call runs in line so that a seed fixes the order of everything.
-run_inline: ContextVar[bool] = ContextVar("run_inline", default=False)
+#: Set by a simulation, where every thread call runs in line so that a seed fixes the order of everything. The
+#: hook is called with the function before it runs.
+inline: ContextVar[Callable[[Callable[..., object]], None] | None] = ContextVar("inline", default=None)
 
 
 async def in_thread(func: Callable[[*Ts], R], *args: *Ts, limiter: anyio.CapacityLimiter | None = None) -> R:
@@ -25,8 +26,9 @@ async def in_thread(func: Callable[[*Ts], R], *args: *Ts, limiter: anyio.Capacit
     That holds for ``asyncio``'s own cancelling too, which anyio does not wait for: a thread that outlived its
     caller would read from or write to files that have been closed.
     """
-    if run_inline.get():
+    if (hook := inline.get()) is not None:
         await anyio.sleep(0)
+        hook(func)
         return func(*args)
     claim, ended = threading.Lock(), threading.Event()
 

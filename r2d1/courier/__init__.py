@@ -19,17 +19,28 @@ from r2d1 import keys, remote
 from r2d1.checkpoint import Wait
 from r2d1.courier.deliver import Delivery, deliver
 from r2d1.courier.folder import UNFINISHED, Entry, Folder, Phase, WatchOptions
+from r2d1.courier.follow import Following
 from r2d1.courier.looking import settle
 from r2d1.courier.payer import Payer
 from r2d1.courier.report import Shipped, ShipReport, Status
-from r2d1.courier.watch import backend_of, follow_events, scan_forever, until_there
+from r2d1.courier.shipyard import Shipyard, journal_of
+from r2d1.courier.watch import EventSource, follow_events
 from r2d1.errors import (
-    CheckpointError, Closed, FlushError, FlushTimeout, FormatError, NameRefused, R2D1Error, RemoteError, Superseded,
+    CheckpointError,
+    Closed,
+    FlushError,
+    FlushTimeout,
+    FormatError,
+    NameRefused,
+    R2D1Error,
+    RemoteError,
+    Superseded,
 )  # fmt: skip
 from r2d1.events import BytesMoved, Event, Observer, ShipFailed, Teller, WatchStarted, log
+from r2d1.journal import scope_of
+from r2d1.manifest import Manifest
 from r2d1.observers import to_log
 from r2d1.remote import Remote
-from r2d1.journal import scope_of
 from r2d1.settings import Settings
 from r2d1.tasks import in_thread, one_error
 from r2d1.transfer.lane import Lane
@@ -62,6 +73,7 @@ class AsyncCourier:
         drain_timeout: seconds that leaving the block waits for unfinished checkpoints.
         given: a store and a catalog in place of those the settings name (closed with the courier).
         rng: where ship ids and jitter come from.
+        events: what rouses a watched directory; file system events unless a test scripts them.
 
     Raises ``ConfigError`` when the settings lack what R2 needs.
     """
@@ -74,6 +86,7 @@ class AsyncCourier:
         drain_timeout: float = 60.0,
         given: Remote | None = None,
         rng: random.Random | None = None,
+        events: EventSource = follow_events,
     ) -> None:
         self.settings = settings
         self._observer = observer or to_log
@@ -81,18 +94,14 @@ class AsyncCourier:
         self._drain_timeout = drain_timeout
         self._given = given
         self._rng = rng or random.SystemRandom()
+        self._events = events
         self._pid = os.getpid()
         self._tasks: anyio.abc.TaskGroup | None = None
         self._stack = AsyncExitStack()
         self._folders: list[Folder] = []
-        self._queue: list[tuple[Folder, Entry]] = []
-        self._work = anyio.Event()
         self._change = anyio.Event()
-        self._shipped: deque[Shipped] = deque(maxlen=_REMEMBERED)
-        self._already = 0
         self._sent_bytes = 0
         self._moves: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED)
-        self._last_commit_at: float | None = None
         self._last_error: str | None = None
         if given is None:
             settings.require_r2()
@@ -124,9 +133,10 @@ class AsyncCourier:
             upload_check=self.settings.upload_check,
         )
         self._payer = Payer(ends.store, ends.catalog, self._tell, self._changed) if ends.catalog is not None else None
+        self._yard = Shipyard(self._lane, self._payer, self._rng, self._changed)
         self._tasks = await anyio.create_task_group().__aenter__()
         for _ in range(_CHECKPOINTS_AT_ONCE):
-            self._tasks.start_soon(self._ship_queued)
+            self._tasks.start_soon(self._yard.run)
         if self._payer is not None:
             self._tasks.start_soon(self._payer.run)
         return self
@@ -175,6 +185,9 @@ class AsyncCourier:
         ordered: bool = True,
         settle_timeout: float = 60.0,
         force_polling: bool = False,
+        newest_first: bool = False,
+        keep_local: int | None = None,
+        snapshot: str | None = None,
     ) -> None:
         """Ship every checkpoint that is in ``watch_dir`` or appears there. Returns after the first scan.
 
@@ -186,19 +199,30 @@ class AsyncCourier:
             ordered: False on file systems whose times mean nothing: files newer than the sidecar are then fine.
             settle_timeout: seconds a checkpoint may lack a listed file before it counts as failed.
             force_polling: use no file system events.
+            newest_first: for links that cannot keep up: the newest checkpoint goes first, what it passes is listed
+                and shipped when there is time.
+            keep_local: delete local checkpoints beyond the newest ``keep_local``, each only after its manifest was
+                read back from the bucket; never one that was pulled to resume from.
+            snapshot: ``"hardlink"`` pins the files of a checkpoint while it is shipped, so that the trainer's
+                rotation cannot take them away.
 
         Raises ``NameRefused`` for the job id, ``LockHeld`` when another courier on this host has the directory,
         ``AccessRefused`` or ``BucketNotFound`` when the bucket refuses.
         """
         tasks = self._require_open()
         path = Path(watch_dir).absolute()
-        if poll_every <= 0:
-            raise ValueError(f"poll_every must be above 0 seconds, not {poll_every}")
+        options = WatchOptions(
+            float(poll_every), ordered, settle_timeout, force_polling, newest_first, keep_local, snapshot
+        )
         if any(folder.path == path for folder in self._folders):
             raise CheckpointError(f"{path} is watched already by this courier")
-        options = WatchOptions(float(poll_every), ordered, settle_timeout, force_polling)
         folder = self._folder(path, job_id, options)
-        await tasks.start(self._follow, folder)
+        self._folders.append(folder)
+        try:
+            await tasks.start(Following(folder, self._payer, self._events).run)
+        except BaseException:
+            self._folders.remove(folder)
+            raise
 
     async def flush(self, timeout: float | None = 300) -> ShipReport:
         """Scan once more, then wait until everything with a sidecar is in the bucket, and rows were tried.
@@ -221,7 +245,7 @@ class AsyncCourier:
         if self._failed():
             raise self._flush_error("some checkpoints are not in the bucket", FlushError)
         owed = tuple(self._payer.names()) if self._payer else ()
-        return ShipReport(tuple(self._shipped), self._already, owed)
+        return ShipReport(tuple(self._yard.shipped), self._yard.already, owed)
 
     def _flush_error(self, what: str, kind: type[FlushError]) -> FlushError:
         failed, unfinished = self._failed(), self._unfinished()
@@ -242,13 +266,15 @@ class AsyncCourier:
         async with folder.opened():
             while True:
                 local = await self._settled(folder, folder_path, settle_timeout)
-                delivery = Delivery(self._lane, self._journal(folder), folder.scope, self._keys(folder, local.name), local, self._rng)
+                delivery = Delivery(
+                    self._lane, journal_of(folder), folder.scope, self._keys(folder, local.name), local, self._rng
+                )
                 try:
                     shipped, manifest = await deliver(delivery)
                 except Superseded as exc:
                     self._tell.notice("warning", f"{exc}; settling it anew")
                     continue
-                self._note(shipped)
+                self._yard.note(shipped)
                 if self._payer is not None:
                     await self._payer.owe(folder, shipped.name, manifest, shipped.prefix)
                     await self._until(lambda: self._payer is None or self._payer.is_settled)
@@ -262,13 +288,13 @@ class AsyncCourier:
             queued=self._names(Phase.QUEUED),
             in_flight=self._names(Phase.SHIPPING),
             waiting=self._whys(Phase.WAITING, Phase.STALE),
-            failed=self._whys(Phase.FAILED),
+            failed={**self._troubles(), **self._whys(Phase.FAILED)},
             parked=self._whys(Phase.PARKED),
             rows_owed=tuple(self._payer.names()) if self._payer else (),
             sent_bytes=self._sent_bytes,
             rate=recent / 10,
-            last_commit=self._shipped[-1] if self._shipped else None,
-            last_commit_at=self._last_commit_at,
+            last_commit=self._yard.shipped[-1] if self._yard.shipped else None,
+            last_commit_at=self._yard.last_commit_at,
             last_error=self._last_error,
         )
 
@@ -284,12 +310,7 @@ class AsyncCourier:
 
     def _folder(self, path: Path, job_id: str, options: WatchOptions) -> Folder:
         scope = scope_of(self._lane.store.where, keys.check_job_id(job_id))
-        return Folder(path, job_id, scope, options, self._lane, self._enqueue, self._changed)
-
-    def _journal(self, folder: Folder) -> Any:
-        if folder.journal is None:
-            raise Closed(f"{folder.path}: the directory went away")
-        return folder.journal
+        return Folder(path, job_id, scope, options, self._lane, self._yard.enqueue, self._changed)
 
     def _keys(self, folder: Folder, name: str) -> keys.CheckpointKeys:
         return keys.CheckpointKeys(folder.job_id, keys.check_name(name))
@@ -307,12 +328,6 @@ class AsyncCourier:
                     why = str(exc)
                 await anyio.sleep(0.2)
         raise CheckpointError(f"{path}: not complete after {timeout:g} s: {why}")
-
-    def _enqueue(self, folder: Folder, entry: Entry) -> None:
-        self._queue.append((folder, entry))
-        self._queue.sort(key=lambda item: (item[1].local.sidecar.epoch if item[1].local else 0, item[1].stem))
-        self._work.set()
-        self._changed()
 
     def _changed(self) -> None:
         self._change.set()
@@ -342,105 +357,7 @@ class AsyncCourier:
 
     def _failed(self) -> dict[str, str]:
         stale = {} if self._unfinished() else self._whys(Phase.STALE)
-        return {**self._whys(Phase.FAILED, Phase.PARKED), **stale}
+        return {**self._troubles(), **self._whys(Phase.FAILED, Phase.PARKED), **stale}
 
-    async def _follow(self, folder: Folder, *, task_status: anyio.abc.TaskStatus[None]) -> None:
-        """Watch one directory for as long as the courier lives, through its vanishing and coming back."""
-        self._folders.append(folder)
-        is_started = False
-        try:
-            while True:
-                if not await in_thread(folder.path.is_dir):
-                    self._tell.notice("warning" if is_started else "info", f"{folder.path} is not there; waiting for it")
-                    if not is_started:
-                        task_status.started()
-                    is_started = True
-                    await until_there(folder.path, folder)
-                async with folder.opened():
-                    await self._follow_opened(folder, None if is_started else task_status)
-                is_started = True
-                folder.root = None
-        finally:
-            self._folders.remove(folder)
-
-    async def _follow_opened(self, folder: Folder, task_status: anyio.abc.TaskStatus[None] | None) -> None:
-        names = await self._list_heads(folder)
-        backend = backend_of(folder.path, force_polling=folder.options.force_polling)
-        with one_error():
-            async with anyio.create_task_group() as tasks:
-                await tasks.start(follow_events, folder, backend)
-                if self._payer is not None:
-                    tasks.start_soon(self._payer.reconcile, folder, names)
-                self._tell(WatchStarted(str(folder.path), folder.job_id, backend, folder.options.poll_every))
-                is_there = await folder.scan()
-                if task_status is not None:
-                    task_status.started()
-                if is_there:
-                    await scan_forever(folder)
-                tasks.cancel_scope.cancel()
-
-    async def _list_heads(self, folder: Folder) -> Sequence[str]:
-        """The names this job has heads for. A store that is away now is asked no further: the journal is believed."""
-        names: list[str] = []
-        try:
-            with anyio.fail_after(_LIST_HEADS_PATIENCE_S):
-                async for info in self._lane.store.list(keys.heads_prefix(folder.job_id)):
-                    if (name := keys.parse_head_key(folder.job_id, info.key)) is not None:
-                        names.append(name)
-        except (TimeoutError, RemoteError) as error:
-            if isinstance(error, RemoteError) and not error.transient:
-                raise
-            self._tell.notice("warning", f"the heads of {folder.job_id!a} could not be listed, going on without: {error}")
-            return []
-        folder.heads = frozenset(names)
-        return names
-
-    async def _ship_queued(self) -> None:
-        while True:
-            while not self._queue:
-                self._work = anyio.Event()
-                await self._work.wait()
-            folder, entry = self._queue.pop(0)
-            if entry.phase is not Phase.QUEUED or folder.journal is None:
-                continue
-            entry.phase = Phase.SHIPPING
-            try:
-                await self._ship(folder, entry)
-            finally:
-                if entry.phase is Phase.SHIPPING:
-                    entry.phase = Phase.WAITING
-                folder.rouse()
-                self._changed()
-
-    async def _ship(self, folder: Folder, entry: Entry) -> None:
-        assert entry.local is not None
-        delivery = Delivery(
-            self._lane, self._journal(folder), folder.scope, self._keys(folder, entry.name), entry.local, self._rng
-        )
-        try:
-            shipped, manifest = await deliver(delivery)
-        except Superseded as exc:
-            self._tell.notice("warning", f"{exc}; settling it anew")
-            entry.since, entry.next_look = anyio.current_time(), 0.0
-        except (CheckpointError, FormatError, NameRefused) as exc:
-            folder.fail(entry, str(exc))
-        except RemoteError as exc:
-            slow = _LONGEST_PARK_S if not exc.transient else min(_LONGEST_PARK_S, _PARK_S * 2**entry.failures)
-            folder.park(entry, str(exc), slow)
-        except (R2D1Error, OSError) as exc:
-            folder.park(entry, str(exc), _LONGEST_PARK_S)
-        except Exception as exc:
-            log.exception("shipping %s failed in a way r2d1 does not know; please report it", folder.label(entry))
-            folder.park(entry, f"{type(exc).__name__}: {exc}", _LONGEST_PARK_S)
-        else:
-            if self._payer is not None and shipped.is_new:
-                await self._payer.owe(folder, shipped.name, manifest, shipped.prefix)
-            self._note(shipped)
-            folder.done(entry)
-
-    def _note(self, shipped: Shipped) -> None:
-        if shipped.is_new:
-            self._shipped.append(shipped)
-            self._last_commit_at = time.time()
-        else:
-            self._already += 1
+    def _troubles(self) -> dict[str, str]:
+        return {f"{folder.job_id}/ in {folder.path}": folder.trouble for folder in self._folders if folder.trouble}

@@ -5,24 +5,22 @@ from __future__ import annotations
 import json
 import random
 import socket
-
 from dataclasses import dataclass, field
 
 import anyio
 
 from r2d1 import __version__
 from r2d1.checkpoint import LocalCheckpoint, LocalFile, inspect
+from r2d1.courier.report import Shipped
+from r2d1.digest import digest_of
 from r2d1.documents import OPEN, Head, ShipRecord
-from r2d1.errors import CheckpointError, FormatError, NameRefused, NotSupported, Superseded, UploadNotFound
+from r2d1.errors import AccessRefused, CheckpointError, FormatError, NameRefused, NotSupported, Superseded
 from r2d1.events import AlreadyThere, BytesMoved, Committed, ShipStarted, Teller
-from r2d1.heads import Sealed, Ship, ShipLost, claim, commit, put_manifest, read_head, read_manifest, wipe
+from r2d1.heads import JSON, Sealed, Ship, ShipLost, claim, commit, put_manifest, read_head, read_manifest, wipe
 from r2d1.journal import Done, Journal, StoredPart, UnderWay, state_of
 from r2d1.keys import FIRST_SHIP, CheckpointKeys, check_key
-from r2d1.manifest import FileEntry, Manifest, manifest_digest
+from r2d1.manifest import FileEntry, Manifest
 from r2d1.objects import BytesSource, ObjectStore, Part
-from r2d1.digest import digest_of
-from r2d1.heads import JSON
-from r2d1.courier.report import Shipped
 from r2d1.tasks import in_thread, run_bounded
 from r2d1.transfer.hashing import digest_file
 from r2d1.transfer.lane import Lane
@@ -114,9 +112,7 @@ async def _local_digest(job: Delivery, file: LocalFile, entry: FileEntry) -> tup
     known = await in_thread(job.journal.digest, path, file.identity, entry.algorithm, entry.part_size)
     if known is not None:
         return known
-    taken = await digest_file(
-        job.lane, path, file.identity, algorithm=entry.algorithm, part_size=entry.part_size
-    )
+    taken = await digest_file(job.lane, path, file.identity, algorithm=entry.algorithm, part_size=entry.part_size)
     await in_thread(job.journal.record_digest, path, file.identity, entry.part_size, *taken)
     return taken
 
@@ -136,6 +132,7 @@ async def _claim(job: Delivery) -> Ship:
     if known is not None:
         ship = Ship(job.of, known.ship, known.owner)
         if known.state == job.state and await claim(job.store, ship, _record(ship), job.rng):
+            await _sweep(job, ship)
             return ship
         await _abandon(job, ship)
     for name in await _ships_to_try(job):
@@ -211,13 +208,30 @@ async def _check_same(job: Delivery) -> None:
         raise Superseded(f"{job.local.folder}: changed while it was being shipped")
 
 
+async def _sweep(job: Delivery, ship: Ship) -> None:
+    """Abort uploads below our own prefix that the journal does not know: begun when the last process died.
+
+    Nobody else uploads there. A store that cannot list uploads, or a token that may not, forgets them in 7 days.
+    """
+    known = {upload.upload_id for upload in await in_thread(job.journal.uploads, job.scope, job.of.name)}
+    try:
+        found = await job.store.list_uploads(f"{ship.prefix}/")
+    except (NotSupported, AccessRefused) as exc:
+        job.tell.notice(
+            "info", f"open uploads cannot be listed, the bucket drops them after 7 days: {exc}", once="list uploads"
+        )
+        return
+    for upload in found:
+        if upload.upload_id not in known:
+            await job.store.abort_upload(upload.key, upload.upload_id)
+
+
 async def _abandon(job: Delivery, ship: Ship) -> None:
     """Delete what a ship that will never be committed has sent, unless the head names it after all."""
     for upload in await in_thread(job.journal.uploads, job.scope, job.of.name):
-        try:
-            await job.store.abort_upload(upload.key, upload.upload_id)
-        except (UploadNotFound, NotSupported) as exc:
-            job.tell.notice("info", f"an upload of an abandoned ship was gone already: {exc}")
+        await job.store.abort_upload(upload.key, upload.upload_id)
+    await in_thread(job.journal.forget_uploads, job.scope, job.of.name)
+    await _sweep(job, ship)
     stored = await read_head(job.store, job.of)
     if stored is None or not stored.value.names(ship.prefix):
         await wipe(job.store, job.of, ship.prefix)
@@ -233,9 +247,7 @@ async def _note_done(job: Delivery, head: Head, *, is_new: bool) -> Shipped:
     )
     if is_new:
         job.tell(
-            Committed(
-                job.of.job_id, job.of.name, head.epoch, head.prefix, shipped.total_bytes, job.sent_bytes, seconds
-            )
+            Committed(job.of.job_id, job.of.name, head.epoch, head.prefix, shipped.total_bytes, job.sent_bytes, seconds)
         )
     else:
         job.tell(AlreadyThere(job.of.job_id, job.of.name, head.epoch))
@@ -270,9 +282,7 @@ class _Log:
         return None
 
     async def record_open(self, file: LocalFile, upload: OpenFile) -> None:
-        await in_thread(
-            self._job.journal.record_upload, *self._where, upload.key, upload.upload_id, upload.part_size
-        )
+        await in_thread(self._job.journal.record_upload, *self._where, upload.key, upload.upload_id, upload.part_size)
 
     async def record_part(self, key: str, sent: SentPart) -> None:
         part = StoredPart(sent.part.number, sent.part.etag, sent.part.size, sent.digest)

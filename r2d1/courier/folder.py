@@ -44,6 +44,17 @@ class WatchOptions:
     ordered: bool = True
     settle_timeout: float = 60.0
     force_polling: bool = False
+    newest_first: bool = False
+    keep_local: int | None = None
+    snapshot: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.poll_every <= 0 or self.settle_timeout < 0:
+            raise ValueError("poll_every must be above 0 seconds, settle_timeout not below 0")
+        if self.keep_local is not None and self.keep_local < 1:
+            raise ValueError(f"keep_local must be at least 1 (or None to keep all), not {self.keep_local}")
+        if self.snapshot not in (None, "hardlink"):
+            raise ValueError(f"snapshot must be None or 'hardlink', not {self.snapshot!r}")
 
 
 @dataclass(slots=True)
@@ -81,6 +92,7 @@ class Folder:
     entries: dict[str, Entry] = field(default_factory=dict)
     heads: frozenset[str] | None = None
     root: tuple[int, int] | None = None
+    trouble: str | None = None  # why the directory cannot be followed at all
     wake: anyio.Event = field(default_factory=anyio.Event)
     scanning: anyio.Lock = field(default_factory=anyio.Lock)
 
@@ -199,9 +211,13 @@ class Folder:
         entry.phase, entry.why = (Phase.STALE if wait.is_stale else Phase.WAITING), wait.reason
         entry.looks += 1
         pause = min(1.0, 0.05 * 2 ** min(entry.looks, 10))
-        entry.next_look = now + (max(pause, self.options.poll_every) if wait.is_stale and left <= 0 else min(pause, max(left, 0.01)))
+        entry.next_look = now + (
+            max(pause, self.options.poll_every) if wait.is_stale and left <= 0 else min(pause, max(left, 0.01))
+        )
 
-    def fail(self, entry: Entry, why: str, again: str = "when sidecar or folder changes, and at the next start") -> None:
+    def fail(
+        self, entry: Entry, why: str, again: str = "when sidecar or folder changes, and at the next start"
+    ) -> None:
         entry.phase, entry.why, entry.next_look = Phase.FAILED, why, anyio.current_time() + self.options.poll_every
         self.tell(ShipFailed(self.job_id, entry.name, why, again))
         self.changed()
@@ -230,4 +246,3 @@ class Folder:
 
     def label(self, entry: Entry) -> str:
         return f"{self.job_id}/{entry.name}"
-

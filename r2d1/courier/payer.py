@@ -10,7 +10,7 @@ import anyio
 
 from r2d1.catalog import Catalog
 from r2d1.courier.folder import Folder
-from r2d1.errors import R2D1Error, RemoteError
+from r2d1.errors import R2D1Error
 from r2d1.events import RowOwed, RowWritten, Teller
 from r2d1.heads import read_head
 from r2d1.keys import CheckpointKeys
@@ -106,10 +106,12 @@ class Payer:
         if folder.journal is not None:
             self._add(folder, await in_thread(folder.journal.owed, folder.scope))
         try:
-            rows = {row.name: row for row in await self.catalog.rows(folder.job_id)}
-        except RemoteError as error:
-            self.tell.notice("warning", f"{self.catalog.where} could not be asked for the rows of {folder.job_id!a}: {error}")
-            return
+            await self._compare(folder, heads)
+        except R2D1Error as error:
+            self.tell.notice("warning", f"the rows of {folder.job_id!a} could not be compared with its heads: {error}")
+
+    async def _compare(self, folder: Folder, heads: Sequence[str]) -> None:
+        rows = {row.name: row for row in await self.catalog.rows(folder.job_id)}
 
         async def compare(name: str) -> None:
             stored = await read_head(self.store, CheckpointKeys(folder.job_id, name))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -14,6 +15,12 @@ from r2d1.tasks import in_thread, one_error
 
 #: How long watchfiles gathers events (ms): short, since a scan costs little and a checkpoint should start at once.
 _DEBOUNCE_MS, _STEP_MS = 100, 10
+
+
+class EventSource(Protocol):
+    """Rouses a folder whenever something happens in it; calls ``task_status.started()`` once events flow."""
+
+    async def __call__(self, folder: Folder, backend: str, *, task_status: anyio.abc.TaskStatus[None]) -> None: ...
 
 
 def backend_of(path: Path, *, force_polling: bool) -> str:

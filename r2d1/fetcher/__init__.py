@@ -15,7 +15,13 @@ import anyio
 from r2d1 import keys, remote
 from r2d1.catalog import Catalog
 from r2d1.errors import (
-    CheckpointGone, Closed, IntegrityError, MissingObjects, ObjectNotFound, PreconditionFailed, RangeRefused,
+    CheckpointGone,
+    Closed,
+    IntegrityError,
+    MissingObjects,
+    ObjectNotFound,
+    PreconditionFailed,
+    RangeRefused,
 )  # fmt: skip
 from r2d1.events import Observer, PullFinished, Teller
 from r2d1.fetcher.bringing import Bringing, Brought, bring, from_legacy, from_manifest, missing_objects

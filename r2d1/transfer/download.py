@@ -37,7 +37,8 @@ class Wanted:
 
     def slices(self) -> list[tuple[ByteRange, str | None]]:
         spans = plan_ranges(self.size, self.part_size)
-        return list(zip(spans, self.digests or [None] * len(spans), strict=True))
+        digests = self.digests if self.digests is not None and spans else [None] * len(spans)
+        return list(zip(spans, digests, strict=True))
 
 
 async def fetch_file(lane: Lane, wanted: Wanted, target: Path, progress: Progress) -> int:
@@ -46,6 +47,8 @@ async def fetch_file(lane: Lane, wanted: Wanted, target: Path, progress: Progres
     ``target``'s folder must exist and be ours. Raises ``IntegrityError`` naming expected and actual digest
     when a slice stays wrong, ``PreconditionFailed`` when the object's ETag is not ``wanted.etag``.
     """
+    if wanted.size == 0:
+        await lane.store.head(wanted.key)  # no range can be asked of an empty object, but it must be there
     async with _staged(target, wanted.size, lane) as (fd, is_new):
         todo = wanted.slices()
         if not is_new and wanted.digests is not None:
@@ -106,7 +109,9 @@ async def _fetch_slice(lane: Lane, fd: int, wanted: Wanted, span: ByteRange, dig
         got = sink.hexdigest()
         if digest is None or got == digest:
             return
-        lane.tell.notice("warning", f"{keys.shown(wanted.key)}: bytes {span.start}-{span.stop} arrived damaged; fetching them again")
+        lane.tell.notice(
+            "warning", f"{keys.shown(wanted.key)}: bytes {span.start}-{span.stop} arrived damaged; fetching them again"
+        )
     raise IntegrityError(
         f"{keys.shown(wanted.path)}: bytes {span.start} to {span.stop} are damaged in the bucket: "
         f"expected {wanted.algorithm}:{digest}, got {wanted.algorithm}:{got} in {_TRIES} tries "

@@ -33,4 +33,3 @@ class Lane:
     def __post_init__(self) -> None:
         self.slots = anyio.Semaphore(self.concurrency)
         self.disk = anyio.CapacityLimiter(max(4, self.concurrency))
-

@@ -1,0 +1,69 @@
+"""Checkpoints pinned by hard links while they are shipped, so that a trainer's rotation cannot take them away."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from r2d1.checkpoint import LocalCheckpoint, inspect
+from r2d1.errors import CheckpointError, FormatError, NameRefused, Superseded
+from r2d1.journal import Done, Journal, state_of
+from r2d1.placing import remove_tree, state_dir
+
+
+def pin(local: LocalCheckpoint) -> LocalCheckpoint:
+    """Link every file of a checkpoint into ``.r2d1/snap/`` beside it; returns the checkpoint as it lies there.
+
+    ``Superseded`` when a file went away meanwhile, ``CheckpointError`` where the file system has no hard links.
+    """
+    home = state_dir(local.folder.parent) / "snap"
+    home.mkdir(exist_ok=True)
+    folder = home / local.folder.name
+    unpin(folder)
+    try:
+        folder.mkdir()
+        for file in local.files:
+            target = folder / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(os.path.realpath(local.folder / file.path), target)
+    except FileNotFoundError as exc:
+        raise Superseded(f"{local.folder}: changed before it was pinned: {exc}") from exc
+    except OSError as exc:
+        raise CheckpointError(f"{local.folder}: cannot be pinned by hard links: {exc}; use snapshot=None") from exc
+    sidecar = _sidecar(folder)
+    sidecar.write_bytes(local.sidecar.raw)
+    os.utime(sidecar, ns=(local.sidecar_identity.mtime_ns, local.sidecar_identity.mtime_ns))
+    pinned = inspect(folder)
+    if [(f.path, f.identity.size) for f in pinned.files] != [(f.path, f.identity.size) for f in local.files]:
+        raise Superseded(f"{local.folder}: changed before it was pinned")
+    return pinned
+
+
+def unpin(folder: Path) -> None:
+    """Drop a pinned checkpoint; the trainer's own files are not touched."""
+    remove_tree(folder)
+    _sidecar(folder).unlink(missing_ok=True)
+
+
+def _sidecar(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.json")
+
+
+def record_original(
+    journal: Journal, scope: str, name: str, original: LocalCheckpoint, pinned: LocalCheckpoint
+) -> None:
+    """Remember the trainer's folder as shipped: linking changed its files' ctime, and nothing else did."""
+    done = journal.done(scope, name)
+    try:
+        now = inspect(original.folder)
+    except (CheckpointError, FormatError, NameRefused):
+        return  # rotated away meanwhile: nothing to remember
+    if done is not None and _is_same(now, pinned):
+        journal.record_done(scope, name, Done(state_of(now), done.epoch, done.prefix, done.manifest, done.origin))
+
+
+def _is_same(now: LocalCheckpoint, pinned: LocalCheckpoint) -> bool:
+    def key(local: LocalCheckpoint) -> list[tuple[str, int, int, int]]:
+        return [(f.path, f.identity.size, f.identity.mtime_ns, f.identity.inode) for f in local.files]
+
+    return key(now) == key(pinned) and now.sidecar.raw == pinned.sidecar.raw
