@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -31,26 +31,20 @@ from r2d1.errors import (
     FlushError,
     FlushTimeout,
     FormatError,
-    NameRefused,
-    R2D1Error,
-    RemoteError,
     Superseded,
 )  # fmt: skip
-from r2d1.events import BytesMoved, Event, Observer, ShipFailed, Teller, WatchStarted, log
+from r2d1.events import BytesMoved, Event, Observer, ShipFailed, Teller
 from r2d1.journal import scope_of
-from r2d1.manifest import Manifest
 from r2d1.observers import to_log
 from r2d1.remote import Remote
 from r2d1.settings import Settings
-from r2d1.tasks import in_thread, one_error
+from r2d1.tasks import one_error
 from r2d1.transfer.lane import Lane
 
 __all__ = ["AsyncCourier", "ShipReport", "Shipped", "Status"]
 
 #: Checkpoints being shipped at once; their parts share the budget ``Settings.concurrency``.
 _CHECKPOINTS_AT_ONCE = 4
-_PARK_S, _LONGEST_PARK_S = 30.0, 900.0
-_LIST_HEADS_PATIENCE_S = 15.0
 _REMEMBERED = 1000
 
 

@@ -67,10 +67,11 @@ async def deliver(job: Delivery) -> tuple[Shipped, Manifest | None]:
     Raises ``Superseded`` when the checkpoint changes meanwhile (its objects are deleted again), ``RemoteError``
     when the store refuses or stays away; what was sent is kept and found again by the next call.
     """
-    if (head := await _already_there(job)) is not None:
-        return await _note_done(job, head, is_new=False), None
+    stored = await read_head(job.store, job.of)
+    if stored is not None and await _is_there(job, stored.value):
+        return await _note_done(job, stored.value, is_new=False), None
     for _ in range(_SHIPS):
-        ship = await _claim(job)
+        ship = await _claim(job, is_first=stored is None)
         try:
             sealed = await _upload(job, ship)
             done = await commit(job.store, ship, sealed, before_write=lambda: _check_same(job), rng=job.rng)
@@ -85,15 +86,14 @@ async def deliver(job: Delivery) -> tuple[Shipped, Manifest | None]:
     raise ShipLost(f"{job.of.name}: {_SHIPS} ships were taken away while they were being sent")
 
 
-async def _already_there(job: Delivery) -> Head | None:
-    """The head, if the bucket holds this very checkpoint: same epoch, paths, sizes and digests, all objects there."""
-    stored = await read_head(job.store, job.of)
-    if stored is None or stored.value.deleted or stored.value.epoch != job.local.sidecar.epoch:
-        return None
-    manifest = await read_manifest(job.store, job.of, stored.value)
+async def _is_there(job: Delivery, head: Head) -> bool:
+    """Whether the bucket holds this very checkpoint: same epoch, paths, sizes and digests, and all objects there."""
+    if head.deleted or head.epoch != job.local.sidecar.epoch:
+        return False
+    manifest = await read_manifest(job.store, job.of, head)
     if manifest is None or not await _has_local_files(job, manifest):
-        return None
-    return stored.value if await _has_objects(job.store, stored.value.prefix, manifest) else None
+        return False
+    return await _has_objects(job.store, head.prefix, manifest)
 
 
 async def _has_local_files(job: Delivery, manifest: Manifest) -> bool:
@@ -126,8 +126,11 @@ async def _has_objects(store: ObjectStore, prefix: str, manifest: Manifest) -> b
     return not left
 
 
-async def _claim(job: Delivery) -> Ship:
-    """The ship to go on with: the one under way for this state, else ``0`` if nobody has it, else a random one."""
+async def _claim(job: Delivery, *, is_first: bool) -> Ship:
+    """The ship to go on with: the one under way for this state, else ``0`` if nobody has it, else a random one.
+
+    A head proves that ship ``0`` is taken, so without ``is_first`` asking for it would only cost a request.
+    """
     known = await in_thread(job.journal.under_way, job.scope, job.of.name)
     if known is not None:
         ship = Ship(job.of, known.ship, known.owner)
@@ -135,18 +138,12 @@ async def _claim(job: Delivery) -> Ship:
             await _sweep(job, ship)
             return ship
         await _abandon(job, ship)
-    for name in await _ships_to_try(job):
+    for name in [FIRST_SHIP] * is_first + [f"{job.rng.getrandbits(48):012x}" for _ in range(2)]:
         ship = Ship(job.of, name, f"{job.rng.getrandbits(128):032x}")
         await in_thread(job.journal.begin_ship, job.scope, job.of.name, UnderWay(name, ship.owner, job.state))
         if await claim(job.store, ship, _record(ship), job.rng):
             return ship
     raise ShipLost(f"{job.of.name}: no ship could be claimed")
-
-
-async def _ships_to_try(job: Delivery) -> list[str]:
-    """A head proves that ship ``0`` is taken, so asking for it would only cost a request."""
-    random_ships = [f"{job.rng.getrandbits(48):012x}" for _ in range(2)]
-    return random_ships if await read_head(job.store, job.of) is not None else [FIRST_SHIP, *random_ships]
 
 
 def _record(ship: Ship) -> ShipRecord:

@@ -10,48 +10,101 @@ from pathlib import Path
 import anyio
 import pytest
 
+from r2d1 import gc, maintain
 from r2d1.courier import AsyncCourier
 from r2d1.errors import FlushError, R2D1Error
+from r2d1.events import Teller
+from r2d1.keys import CheckpointKeys
 from tests.simulation.clock import run_virtual
 from tests.simulation.trainer import Trainer
 from tests.simulation.world import JOB, World, files_of
 
 SEEDS = int(os.environ.get("R2D1_SIMULATION_SEEDS", "200"))
+BLOCKS = 8
 
 
 async def live(world: World) -> None:
-    """One run: a trainer saves, couriers come and crash, a reader pulls, and at last all is quiet."""
-    here = world.root / "machine-0"
-    here.mkdir(parents=True)
-    trainer = Trainer(world, here)
+    """One run: a trainer saves, couriers come and crash, machines are lost, a reader pulls, and at last all is quiet."""
+    first = Trainer(world, world.root / "machine-0")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read_now_and_then, world)
+        last = await live_through(world, first)
+        if world.rng.random() < 0.3:
+            await remove_one(world, last)
+        world.faults_per_request = 0.0
+        for trainer in last:
+            await settle(world, trainer)
+        tasks.cancel_scope.cancel()
+    await check_end(world, last)
+
+
+async def live_through(world: World, first: Trainer) -> list[Trainer]:
+    """One machine all along, or its disk is lost, or its replacement starts beside it; returns the trainers left."""
+    await live_on(world, first, world.rng.randint(1, 3))
+    fate = world.rng.choice(["same machine", "disk lost", "two machines"])
+    if fate == "same machine":
+        return [first]
+    second = Trainer(world, world.root / "machine-1", chk_only=True)
+    await resume(world, second)
+    first.chk_only = True
+    async with anyio.create_task_group() as tasks:
+        if fate == "two machines":
+            tasks.start_soon(live_on, world, first, 1)
+        await live_on(world, second, world.rng.randint(1, 2))
+    return [first, second] if fate == "two machines" else [second]
+
+
+async def live_on(world: World, trainer: Trainer, lives: int) -> None:
+    """A machine's life: couriers start, ship beside the trainer, and end by a crash or in peace."""
     rng = world.rng
-    for life in range(rng.randint(1, 4)):
-        async with world.process(crash_after=rng.randint(5, 400)) as process:
-            async with world.courier(process, here) as courier:
+    for _ in range(lives):
+        async with world.process(crash_after=rng.choice([None, rng.randint(5, 300)])) as process:
+            async with world.courier(process, trainer.directory, **watch_options(rng)) as courier:
                 for _ in range(rng.randint(1, 3)):
                     trainer.save()
                     if rng.random() < 0.2:
                         trainer.rotate()
                     await anyio.sleep(rng.random() * 8)
-                    if rng.random() < 0.4:
-                        await read(world, life)
                 await flush(courier)
         if rng.random() < 0.3:
             trainer.save()  # while the courier is down
-    await settle(world, trainer)
 
 
-async def read(world: World, life: int) -> None:
-    """A reader on another machine, who may crash as well and whose faults are his own."""
-    async with world.process(crash_after=world.rng.choice([None, 40])) as process:
-        try:
-            pulled = await world.pull(process, f"r2://jobs/{JOB}/latest", world.root / f"reader-{life % 2}")
-        except R2D1Error:
-            return
+def watch_options(rng: random.Random) -> dict[str, object]:
+    return {
+        "newest_first": rng.random() < 0.2,
+        "snapshot": "hardlink" if rng.random() < 0.2 else None,
+    }
+
+
+async def resume(world: World, trainer: Trainer) -> None:
+    """A replacement machine: pull latest into its directory and train on from there."""
+    while True:
+        async with world.process() as process:
+            try:
+                pulled = await world.pull(process, f"r2://jobs/{JOB}/latest", trainer.directory)
+            except R2D1Error:
+                continue
         if pulled is not None:
             world.check_pulled(pulled)
-            assert pulled[1] >= world.latest_epoch, "latest went backwards"
-            world.latest_epoch = pulled[1]
+            trainer.epoch = pulled[1]
+        return
+
+
+async def read_now_and_then(world: World) -> None:
+    """A reader elsewhere, who may crash as well: what it pulls is some whole version, and never an older one."""
+    rng = random.Random(world.seed)
+    while True:
+        await anyio.sleep(rng.random() * 20)
+        async with world.process(crash_after=rng.choice([None, 40])) as process:
+            try:
+                pulled = await world.pull(process, f"r2://jobs/{JOB}/latest", world.root / "reader")
+            except R2D1Error:
+                continue
+            if pulled is not None:
+                world.check_pulled(pulled)
+                assert pulled[1] >= world.latest_epoch, "latest went backwards"
+                world.latest_epoch = pulled[1]
 
 
 async def flush(courier: AsyncCourier) -> None:
@@ -61,21 +114,62 @@ async def flush(courier: AsyncCourier) -> None:
         return
 
 
+async def remove_one(world: World, trainers: list[Trainer]) -> None:
+    """An operator removes a checkpoint by name while couriers may be at it; its folder is gone, too."""
+    name = world.rng.choice(trainers[0].names or ["chk_9999"])
+    for trainer in trainers:
+        trainer.delete(name)
+    world.latest_epoch = -1
+    world.removed.add(name)
+    async with world.process(crash_after=world.rng.choice([None, 10])) as process:
+        try:
+            await maintain.remove(world.remote(process), CheckpointKeys(JOB, name), world.rng)
+        except R2D1Error:
+            return
+
+
 async def settle(world: World, trainer: Trainer) -> None:
-    """Without faults everything that has a sidecar must be committed, told of, and pulled as it was written."""
-    world.faults_per_request = 0.0
+    """A last courier without faults brings everything home."""
     async with world.process() as process, world.courier(process, trainer.directory) as courier:
         await courier.flush(timeout=7200)
+
+
+async def check_end(world: World, trainers: list[Trainer]) -> None:
+    """All that has a sidecar is committed, told of by its row, pulled as it was written; and gc leaves nothing over."""
     world.observe()
     rows = {row["name"]: row for row in world.d1.sql("SELECT * FROM checkpoints")}
-    for name in trainer.names:
-        head = json.loads(world._read(f"jobs/{JOB}/.r2d1/heads/{name}.json"))
-        local = json.loads((trainer.directory / f"{name}.json").read_text())
-        assert head["epoch"] == local["epoch"]
-        assert (rows[name]["epoch"], rows[name]["r2_prefix"]) == (head["epoch"], head["prefix"])
-        async with world.process() as process:
-            pulled = await world.pull(process, f"r2://jobs/{JOB}/{name}", world.root / "check")
-        assert pulled == (name, local["epoch"], files_of(trainer.directory / name))
+    for trainer in trainers:
+        for name in trainer.names:
+            head = world.head(name)
+            local = json.loads((trainer.directory / f"{name}.json").read_text())
+            assert head["epoch"] == local["epoch"], name
+            async with world.process() as process:
+                pulled = await world.pull(process, f"r2://jobs/{JOB}/{name}", world.root / "check")
+            assert pulled is not None
+            world.check_pulled(pulled)
+            if len(trainers) == 1:
+                assert pulled == (name, local["epoch"], files_of(trainer.directory / name))
+    for name, row in rows.items():
+        if name not in world.removed:
+            head = world.head(str(name))
+            assert (row["epoch"], row["r2_prefix"]) == (head["epoch"], head["prefix"])
+    await check_garbage(world)
+
+
+async def check_garbage(world: World) -> None:
+    """After gc no upload is open and every object below a prefix belongs to a ship that a head names."""
+    await anyio.sleep(8 * 86_400)
+    async with world.process() as process:
+        store = world.remote(process).store
+        for _ in range(2):
+            await gc.collect(store, JOB, Teller(None), world.rng, delete=True)
+    world.observe()
+    assert not world.bucket.open_uploads(), "multipart uploads were left open"
+    heads = [world.head(name) for name in world.head_names()]
+    needed = {head[which] for head in heads if not head["deleted"] for which in ("prefix", "replaces")}
+    for key in world.bucket.keys(f"jobs/{JOB}/"):
+        if "/.r2d1/v/" in key or "/.r2d1/" not in key:
+            assert any(prefix and key.startswith(f"{prefix}/") for prefix in needed), f"{key} was left over"
 
 
 def run(seed: int, root: Path) -> World:
@@ -84,14 +178,19 @@ def run(seed: int, root: Path) -> World:
     return world
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", range(BLOCKS))
 def test_every_seed_ends_well(block: int, tmp_path: Path) -> None:
     """Any interleaving, fault or crash ends with every checkpoint committed, its row right, and no part ever seen."""
-    for seed in range(block, SEEDS, 8):
+    totals = {"seeds": 0, "requests": 0, "faults": 0, "crashes": 0, "pulls": 0}
+    for seed in range(block, SEEDS, BLOCKS):
         try:
-            run(seed, tmp_path / str(seed))
+            counts = run(seed, tmp_path / str(seed)).counts
         except BaseException as error:
             raise AssertionError(f"seed {seed} failed") from error
+        totals["seeds"] += 1
+        for name in ("requests", "faults", "crashes", "pulls"):
+            totals[name] += getattr(counts, name)
+    print(totals)
 
 
 def test_a_seed_fixes_everything(tmp_path: Path) -> None:

@@ -20,6 +20,10 @@ class Trainer:
     epoch: int = 0
     ticks: int = 10**18
     names: list[str] = field(default_factory=list)
+    chk_only: bool = False  # two machines of one job: a slot of the older one would rightly turn latest back
+
+    def __post_init__(self) -> None:
+        self.directory.mkdir(parents=True)
 
     def _stamp(self, path: Path) -> None:
         self.ticks += 1_000_000
@@ -56,13 +60,18 @@ class Trainer:
     def save(self) -> str:
         """One checkpoint from beginning to end."""
         self.epoch += 1
-        name = f"slot_{self.epoch % 2}" if self.world.rng.random() < 0.4 else f"chk_{self.epoch:04d}"
+        name = f"slot_{self.epoch % 2}" if not self.chk_only and self.world.rng.random() < 0.4 else f"chk_{self.epoch:04d}"
         self.write_sidecar(name, self.write_files(name))
         return name
 
     def rotate(self) -> None:
         """Delete the oldest checkpoint, folder and all, whatever is being done with it."""
         if len(self.names) > 2:
-            name = self.names.pop(0)
-            (self.directory / f"{name}.json").unlink(missing_ok=True)
-            shutil.rmtree(self.directory / name, ignore_errors=True)
+            self.delete(self.names[0])
+
+    def delete(self, name: str) -> None:
+        """Delete one checkpoint from the disk."""
+        if name in self.names:
+            self.names.remove(name)
+        (self.directory / f"{name}.json").unlink(missing_ok=True)
+        shutil.rmtree(self.directory / name, ignore_errors=True)

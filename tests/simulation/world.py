@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -93,6 +94,7 @@ class World:
     counts: Counts = field(default_factory=Counts)
     latest_epoch: int = -1
     expected: dict[str, dict[int, list[dict[str, bytes]]]] = field(default_factory=dict)
+    removed: set[str] = field(default_factory=set)
     _checked: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,6 +149,12 @@ class World:
             for entry in json.loads(raw)["files"]:
                 self._check_object(f"{head['prefix']}/{entry.get('key', entry['path'])}", entry["digest"])
 
+    def head_names(self) -> list[str]:
+        return [key.rpartition("/")[2].removesuffix(".json") for key in self.bucket.keys(keys.heads_prefix(JOB))]
+
+    def head(self, name: str) -> dict[str, Any]:
+        return json.loads(self._read(CheckpointKeys(JOB, name).head))  # type: ignore[no-any-return]
+
     def _check_object(self, key: str, digest: str) -> None:
         stored = self.bucket.stored(key)
         assert stored is not None, f"a head names {key}, which is not there"
@@ -191,7 +199,7 @@ class World:
         )
         async with courier:
             courier._lane.part_size = PART
-            await courier.watch(directory, JOB, poll_every=5)
+            await courier.watch(directory, JOB, poll_every=5, **options)  # type: ignore[arg-type]
             yield courier
 
     async def pull(self, process: Process, uri: str, dest: Path) -> tuple[str, int, dict[str, bytes]] | None:
