@@ -30,7 +30,7 @@ DDL = """CREATE TABLE IF NOT EXISTS checkpoints (
 CREATE = Statement(DDL)
 
 _COLUMNS = ("job_id", "name", "epoch", "timestamp", "r2_prefix", "metadata")
-#: An engine that binds numbers as REAL would make 2^53-1 inexact in arithmetic; text and CAST stay whole.
+#: D1 binds a JSON number as REAL; text and CAST store an integer, whatever type the column was given.
 _PLACES = "(?, ?, CAST(? AS INTEGER), ?, ?, ?)"
 _UPDATES = ", ".join(f"{column} = excluded.{column}" for column in _COLUMNS[2:])
 _SELECT = (
