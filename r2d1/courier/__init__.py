@@ -38,13 +38,15 @@ from r2d1.journal import scope_of
 from r2d1.observers import to_log
 from r2d1.remote import Remote
 from r2d1.settings import Settings
-from r2d1.tasks import one_error
+from r2d1.tasks import in_thread, one_error
 from r2d1.transfer.lane import Lane
 
 __all__ = ["AsyncCourier", "ShipReport", "Shipped", "Status"]
 
 #: Checkpoints being shipped at once; their parts share the budget ``Settings.concurrency``.
 _CHECKPOINTS_AT_ONCE = 4
+#: How long a flush waits for rows once everything is in the bucket.
+_ROWS_PATIENCE_S = 10.0
 _REMEMBERED = 1000
 
 
@@ -219,7 +221,7 @@ class AsyncCourier:
             raise
 
     async def flush(self, timeout: float | None = 300) -> ShipReport:
-        """Scan once more, then wait until everything with a sidecar is in the bucket, and rows were tried.
+        """Scan once more, then wait until everything with a sidecar is in the bucket. Rows get ten seconds more.
 
         ``timeout`` is seconds, None waits for ever. Raises ``FlushError`` naming the checkpoints that failed;
         ``FlushTimeout`` (also a ``TimeoutError``) when time ran out: the work goes on and can be resumed.
@@ -227,19 +229,33 @@ class AsyncCourier:
         self._require_open()
         try:
             with anyio.fail_after(timeout):
-                for folder in self._folders:
+                for folder in list(self._folders):
+                    await self._opened(folder)
                     if folder.journal is not None:
                         await folder.scan(retry_parked=True)
                 await self._until(lambda: not self._unfinished())
-                if self._payer is not None:
-                    self._payer.hurry()
-                    await self._until(lambda: self._payer is None or self._payer.is_settled)
+                await self._try_rows()
         except TimeoutError:
             raise self._flush_error(f"not finished after {timeout:g} s", FlushTimeout) from None
         if self._failed():
             raise self._flush_error("some checkpoints are not in the bucket", FlushError)
         owed = tuple(self._payer.names()) if self._payer else ()
         return ShipReport(tuple(self._yard.shipped), self._yard.already, owed)
+
+    async def _try_rows(self) -> None:
+        """Give the rows that are owed a moment: a catalog that is away must not hold up what is in the bucket."""
+        if self._payer is not None:
+            payer = self._payer
+            payer.hurry()
+            with anyio.move_on_after(_ROWS_PATIENCE_S):
+                await self._until(lambda: payer.is_settled)
+
+    async def _opened(self, folder: Folder) -> None:
+        """Have a directory that appeared a moment ago followed before a flush looks: it may hold checkpoints."""
+        while folder.journal is None and folder.trouble is None and await in_thread(folder.path.is_dir):
+            folder.rouse()
+            with anyio.move_on_after(0.1):
+                await self._change.wait()
 
     def _flush_error(self, what: str, kind: type[FlushError]) -> FlushError:
         failed, unfinished = self._failed(), self._unfinished()
@@ -271,7 +287,7 @@ class AsyncCourier:
                 self._yard.note(shipped)
                 if self._payer is not None:
                     await self._payer.owe(folder, shipped.name, manifest, shipped.prefix)
-                    await self._until(lambda: self._payer is None or self._payer.is_settled)
+                    await self._try_rows()
                 return shipped
 
     def status(self) -> Status:

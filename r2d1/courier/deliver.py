@@ -274,7 +274,7 @@ class _Log:
         key = f"{self._ship.prefix}/{file.key}"
         for stored in await in_thread(self._job.journal.uploads, *self._where):
             if stored.key == key:
-                parts = tuple(SentPart(Part(p.number, p.etag, p.size), p.digest) for p in stored.parts)
+                parts = tuple(SentPart(Part(p.number, p.etag, p.size, p.check), p.digest) for p in stored.parts)
                 return OpenFile(key, stored.upload_id, stored.part_size, parts)
         return None
 
@@ -282,7 +282,7 @@ class _Log:
         await in_thread(self._job.journal.record_upload, *self._where, upload.key, upload.upload_id, upload.part_size)
 
     async def record_part(self, key: str, sent: SentPart) -> None:
-        part = StoredPart(sent.part.number, sent.part.etag, sent.part.size, sent.digest)
+        part = StoredPart(sent.part.number, sent.part.etag, sent.part.size, sent.digest, sent.part.check)
         await in_thread(self._job.journal.record_part, *self._where, key, part)
 
     async def forget_open(self, key: str) -> None:

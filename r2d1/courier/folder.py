@@ -14,7 +14,8 @@ from r2d1.checkpoint import Identity, LocalCheckpoint, Wait
 from r2d1.courier.looking import Seen, is_ours, look_at, settle
 from r2d1.errors import CheckpointError, FormatError, NameRefused
 from r2d1.events import ShipFailed, Teller
-from r2d1.journal import Journal, held, state_directory, state_of
+from r2d1.journal import Journal, state_of
+from r2d1.localstate import held, state_directory
 from r2d1.tasks import in_thread
 from r2d1.transfer.lane import Lane
 

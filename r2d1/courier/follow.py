@@ -45,7 +45,11 @@ class Following:
         """Wait for the directory and follow it until it is gone."""
         folder = self.folder
         if not await in_thread(folder.path.is_dir):
-            folder.tell.notice("warning" if is_started else "info", f"{folder.path} is not there; waiting for it")
+            missing = f"{folder.path} is not there; waiting for it"
+            if is_started:  # it was there before: nothing that a trainer writes now is shipped
+                folder.trouble = missing
+                folder.changed()
+            folder.tell.notice("warning" if is_started else "info", missing)
             if not is_started:
                 task_status.started()
             is_started = True

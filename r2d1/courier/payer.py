@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -33,7 +33,9 @@ class Payer:
     tell: Teller
     changed: Callable[[], None]
     owed: dict[str, tuple[Folder, set[str]]] = field(default_factory=dict)
-    is_settled: bool = True  # nothing owed, or the last attempt at what is owed failed
+    paying: tuple[str, ...] = ()  # owed and being written right now
+    comparing: int = 0  # directories whose rows are being compared with their heads
+    _is_tried: bool = True  # nothing owed, or the last attempt at what is owed failed
     _wake: anyio.Event = field(default_factory=anyio.Event)
     _known: OrderedDict[str, Manifest] = field(default_factory=OrderedDict)
 
@@ -49,15 +51,22 @@ class Payer:
 
     def _add(self, folder: Folder, names: Sequence[str]) -> None:
         self.owed.setdefault(f"{folder.scope} {folder.path}", (folder, set()))[1].update(names)
-        self.is_settled = not self.names()
+        self._is_tried = not self.names()
         self._wake.set()
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether every row that is known to be owed was at least tried."""
+        return self._is_tried and not self.comparing
+
     def names(self) -> list[str]:
-        return sorted(f"{folder.job_id}/{name}" for folder, names in self.owed.values() for name in names)
+        """What is owed, as ``<job>/<name>``."""
+        owed = {f"{folder.job_id}/{name}" for folder, names in self.owed.values() for name in names}
+        return sorted(owed.union(self.paying))
 
     def hurry(self) -> None:
         """Try at once what is owed; ``is_settled`` turns true when that attempt is over."""
-        self.is_settled = not self.names()
+        self._is_tried = not self.names()
         self._wake.set()
 
     async def run(self) -> None:
@@ -70,45 +79,57 @@ class Payer:
             if self._wake.is_set():
                 self._wake = anyio.Event()
                 continue
-            self.is_settled = True
+            self._is_tried = True
             self.changed()
             with anyio.move_on_after(pause if self.names() else None):
                 await self._wake.wait()
             self._wake = anyio.Event()
 
     async def _pay_all(self) -> bool:
-        for where, (folder, names) in list(self.owed.items()):
+        """Pay one batch of every directory; False when the catalog or the store failed."""
+        for folder, names in list(self.owed.values()):
             batch = sorted(names)[:_BATCH]
+            names.difference_update(batch)  # before the await: what is owed again meanwhile must stay owed
+            self.paying = tuple(f"{folder.job_id}/{name}" for name in batch)
             try:
-                await self._pay(folder, batch)
+                await self._pay(folder, batch, names)
             except R2D1Error as error:
+                names.update(batch)
                 for name in batch:
                     self.tell(RowOwed(folder.job_id, name, str(error)))
                 return False
-            names.difference_update(batch)
+            except BaseException:
+                names.update(batch)
+                raise
+            finally:
+                self.paying = ()
             if names:
                 self._wake.set()
-            else:
-                self.owed.pop(where, None) if self.owed.get(where, (None, names))[1] is names else None
         return True
 
-    async def _pay(self, folder: Folder, batch: Sequence[str]) -> None:
-        keys = [CheckpointKeys(folder.job_id, name) for name in batch]
-        heads = await settle_rows(self.store, self.catalog, keys, self.tell, self._known)
-        for of, head in heads.items():
-            if folder.journal is not None:
-                await in_thread(folder.journal.paid, folder.scope, of.name)
+    async def _pay(self, folder: Folder, batch: Sequence[str], owed_again: Container[str]) -> None:
+        if not batch:
+            return
+        of = [CheckpointKeys(folder.job_id, name) for name in batch]
+        heads = await settle_rows(self.store, self.catalog, of, self.tell, self._known)
+        for keys, head in heads.items():
+            if folder.journal is not None and keys.name not in owed_again:
+                await in_thread(folder.journal.paid, folder.scope, keys.name)
             if head is not None and not head.deleted:
-                self.tell(RowWritten(of.job_id, of.name, head.epoch))
+                self.tell(RowWritten(keys.job_id, keys.name, head.epoch))
 
     async def reconcile(self, folder: Folder, heads: Sequence[str]) -> None:
         """Owe the rows that the journal remembers, and those that this job's heads have and the catalog lacks."""
-        if folder.journal is not None:
-            self._add(folder, await in_thread(folder.journal.owed, folder.scope))
+        self.comparing += 1
         try:
+            if folder.journal is not None:
+                self._add(folder, await in_thread(folder.journal.owed, folder.scope))
             await self._compare(folder, heads)
         except R2D1Error as error:
             self.tell.notice("warning", f"the rows of {folder.job_id!a} could not be compared with its heads: {error}")
+        finally:
+            self.comparing -= 1
+            self.changed()
 
     async def _compare(self, folder: Folder, heads: Sequence[str]) -> None:
         rows = {row.name: row for row in await self.catalog.rows(folder.job_id)}

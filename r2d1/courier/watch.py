@@ -10,7 +10,7 @@ import anyio.abc
 from watchfiles import awatch
 
 from r2d1.courier.folder import Folder
-from r2d1.journal import is_remote_file_system
+from r2d1.localstate import is_remote_file_system
 from r2d1.tasks import in_thread, one_error
 
 #: How long watchfiles gathers events (ms): short, since a scan costs little and a checkpoint should start at once.
@@ -58,7 +58,7 @@ async def _rouse_on_events(folder: Folder, backend: str, stop: anyio.Event) -> N
             ignore_permission_denied=True,
         ):
             folder.rouse()
-    except (OSError, RuntimeError) as exc:  # out of inotify watches, an exotic file system
+    except (OSError, RuntimeError, UnicodeEncodeError) as exc:  # out of inotify watches, an exotic file system or name
         folder.tell.notice(
             "warning",
             f"{folder.path}: no file system events ({exc}); scanning every {folder.options.poll_every:g} s instead",

@@ -59,7 +59,9 @@ _TABLE_ACTIONS = {
 _INTERNAL = "_cf_"
 _NO_TRANSACTIONS = (
     "To execute a transaction, please use the state.storage.transaction() or state.storage.transactionSync() APIs "
-    "instead of the SQL BEGIN TRANSACTION or SAVEPOINT statements."
+    "instead of the SQL BEGIN TRANSACTION or SAVEPOINT statements. The JavaScript API is safer because it will "
+    "automatically roll back on exceptions, and because it interacts correctly with Durable Objects' automatic "
+    "atomic write coalescing."
 )
 _TOKENS = re.compile(
     r"""(?P<quiet>--[^\n]*|/\*.*?(?:\*/|$)|\s+) | (?P<end>;) | (?P<named>[:@$][A-Za-z_]\w*)
