@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from r2d1 import keys
@@ -37,13 +37,14 @@ async def collect(
 ) -> Garbage:
     """Find the garbage of a job, and with ``delete`` take it away; what cannot be fenced is left to the next gc."""
     garbage = Garbage(job_id)
+    records = [record async for record in _records(store, job_id, garbage)]
     try:
-        await _read_everything(store, job_id)
+        await _read_everything(store, job_id, records)
     except FormatError as exc:
         garbage.skipped.append(f"the whole job: {exc}")
         return garbage
     limit = (await _server_time(store, job_id) if delete else time.time()) - gc_age_s
-    for of, ship, info in [item async for item in _records(store, job_id, garbage)]:
+    for of, ship, info in records:
         if info.modified <= limit:
             await _consider_ship(store, of, ship, garbage, rng, delete=delete)
     async for info in store.list(keys.hints_prefix(job_id)):
@@ -53,8 +54,12 @@ async def collect(
     return garbage
 
 
-async def _read_everything(store: ObjectStore, job_id: str) -> None:
+async def _read_everything(
+    store: ObjectStore, job_id: str, records: Sequence[tuple[CheckpointKeys, str, ObjectInfo]]
+) -> None:
     """Refuse a job in which anything speaks a language we do not know."""
+    for record_of, ship, _ in records:
+        await read_record(store, record_of, ship)
     async for of in list_heads(store, job_id):
         stored = await read_head(store, of)
         if stored is not None and not stored.value.deleted:

@@ -44,7 +44,7 @@ class Verified:
     problems: tuple[str, ...]
 
 
-async def verify(
+async def verify_target(
     lane: Lane, catalog: Catalog | None, target: Latest | Named, uri: str, *, deep: bool
 ) -> Verified | None:
     """Compare a committed checkpoint with its manifest; None when there is none.
@@ -143,7 +143,7 @@ async def list_heads(store: ObjectStore, job_id: str) -> AsyncIterator[Checkpoin
             yield CheckpointKeys(job_id, name)
 
 
-async def reindex(remote: Remote, job_id: str, tell: Teller) -> Reindexed:
+async def reindex_job(remote: Remote, job_id: str, tell: Teller) -> Reindexed:
     """Rebuild hints and rows from the heads, which alone say what exists."""
     names = [of async for of in list_heads(remote.store, job_id)]
     hints = 0
@@ -152,7 +152,8 @@ async def reindex(remote: Remote, job_id: str, tell: Teller) -> Reindexed:
         nonlocal hints
         stored = await read_head(remote.store, of)
         if stored is not None and not stored.value.deleted:
-            hints += await ensure_hint(remote.store, of, stored.value.epoch)
+            is_back = await ensure_hint(remote.store, of, stored.value.epoch)
+            hints += is_back
 
     await run_bounded(_AT_ONCE, hint, names)
     rows = 0

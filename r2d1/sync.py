@@ -170,6 +170,10 @@ class Courier:
             self.close()
         except FlushError as error:
             _say(f"NOT EVERYTHING IS IN THE BUCKET at exit: {error}")
+        except KeyboardInterrupt:
+            with _loop.provider as portal:
+                portal.call(self._async.stop)
+            _say(f"STOPPED AT ONCE, not everything is in the bucket; the next start goes on: {', '.join(busy)}")
 
     @_documented(AsyncCourier.watch)
     def watch(

@@ -6,7 +6,7 @@ import os
 import random
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -99,6 +99,7 @@ class AsyncCourier:
         self._sent_bytes = 0
         self._moves: deque[tuple[float, int]] = deque(maxlen=_REMEMBERED)
         self._last_error: str | None = None
+        self._stopped = False
         if given is None:
             settings.require_r2()
 
@@ -232,7 +233,7 @@ class AsyncCourier:
                 for folder in list(self._folders):
                     await self._opened(folder)
                     if folder.journal is not None:
-                        await folder.scan(retry_parked=True)
+                        await folder.scan(retry=True)
                 await self._until(lambda: not self._unfinished())
                 await self._try_rows()
         except TimeoutError:
@@ -308,6 +309,13 @@ class AsyncCourier:
             last_error=self._last_error,
         )
 
+    def stop(self) -> None:
+        """Stop everything at once and leave what is unfinished resumable; a drain under way ends as well."""
+        if self._tasks is not None:
+            self._tasks.cancel_scope.cancel()
+            self._stopped = True
+            self._changed()
+
     # -- inside ---------------------------------------------------------------------------------------
 
     def _observe(self, event: Event) -> None:
@@ -343,8 +351,10 @@ class AsyncCourier:
         self._change.set()
         self._change = anyio.Event()
 
-    async def _until(self, is_reached: Any) -> None:
+    async def _until(self, is_reached: Callable[[], bool]) -> None:
         while not is_reached():
+            if self._stopped:
+                raise Closed("the courier was stopped")
             await self._change.wait()
 
     def _entries(self, *phases: Phase) -> list[tuple[Folder, Entry]]:

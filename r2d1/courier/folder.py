@@ -117,7 +117,7 @@ class Folder:
         """Have the directory looked at now."""
         self.wake.set()
 
-    async def scan(self, *, retry_parked: bool = False) -> bool:
+    async def scan(self, *, retry: bool = False) -> bool:
         """Look at every pair; False when the directory is gone or another one took its place."""
         async with self.scanning:
             look = await in_thread(look_at, self.path, limiter=self.lane.disk)
@@ -126,29 +126,31 @@ class Folder:
             self.root = look.root
             self._forget_missing({seen.stem for seen in look.seen})
             for seen in look.seen:
-                await self._consider(seen, retry_parked)
+                await self._consider(seen, retry=retry)
         self.changed()
         return True
 
     def _forget_missing(self, stems: set[str]) -> None:
-        for stem in [stem for stem, entry in self.entries.items() if stem not in stems]:
-            phase = self.entries[stem].phase
-            if phase is Phase.SHIPPING or (phase is Phase.FAILED and len(self.entries) < _MOST_FAILURES):
-                continue
+        """Drop what is gone from the disk; a checkpoint that was not shipped before is lost, and is said to be."""
+        for stem in [stem for stem in self.entries if stem not in stems]:
+            entry = self.entries[stem]
+            if entry.phase in (Phase.DONE, Phase.IGNORED):
+                del self.entries[stem]
+            elif entry.phase not in (Phase.SHIPPING, Phase.FAILED):
+                self.fail(entry, "deleted from the disk before it was shipped", "when it is written again")
+        gone = [stem for stem, entry in self.entries.items() if stem not in stems and entry.phase is Phase.FAILED]
+        for stem in gone[: max(0, len(gone) - _MOST_FAILURES)]:
             del self.entries[stem]
 
-    async def _consider(self, seen: Seen, retry_parked: bool) -> None:
+    async def _consider(self, seen: Seen, *, retry: bool) -> None:
         entry = self.entries.get(seen.stem)
-        now = anyio.current_time()
         if entry is not None and entry.phase in (Phase.QUEUED, Phase.SHIPPING):
             return  # what changes meanwhile is noticed before the head is written
         if entry is None or entry.identity != seen.identity:
-            entry = self.entries[seen.stem] = Entry(seen.stem, seen.identity, now)
+            entry = self.entries[seen.stem] = Entry(seen.stem, seen.identity, anyio.current_time())
         elif entry.phase in (Phase.DONE, Phase.IGNORED):
             return
-        elif entry.phase is Phase.PARKED and (retry_parked or now >= entry.next_look):
-            entry.next_look = 0.0
-        elif now < entry.next_look:
+        elif not retry and anyio.current_time() < entry.next_look:
             return
         await self._settle(entry)
 
@@ -188,7 +190,11 @@ class Folder:
 
     async def _ready(self, entry: Entry, local: LocalCheckpoint) -> None:
         assert self.journal is not None
-        entry.state = state_of(local)
+        state = state_of(local)
+        if entry.phase is Phase.FAILED and entry.state == state:
+            entry.next_look = anyio.current_time() + self.options.poll_every
+            return  # nothing changed since it failed
+        entry.state = state
         for warning in local.warnings:
             self.tell.notice("warning", f"{local.folder}: {warning}", once=f"{local.folder} {warning}")
         done = await in_thread(self.journal.done, self.scope, local.name)
@@ -219,11 +225,15 @@ class Folder:
     def fail(
         self, entry: Entry, why: str, again: str = "when sidecar or folder changes, and at the next start"
     ) -> None:
+        """It cannot be shipped as it is: say so once."""
+        is_news = (entry.phase, entry.why) != (Phase.FAILED, why)
         entry.phase, entry.why, entry.next_look = Phase.FAILED, why, anyio.current_time() + self.options.poll_every
-        self.tell(ShipFailed(self.job_id, entry.name, why, again))
-        self.changed()
+        if is_news:
+            self.tell(ShipFailed(self.job_id, entry.name, why, again))
+            self.changed()
 
     def park(self, entry: Entry, why: str, seconds: float) -> None:
+        """The store would not take it: try again after a pause."""
         entry.failures += 1
         entry.phase, entry.why, entry.next_look = Phase.PARKED, why, anyio.current_time() + seconds
         self.tell(ShipFailed(self.job_id, entry.name, why, f"in {seconds:.0f} s"))

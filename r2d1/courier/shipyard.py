@@ -62,7 +62,8 @@ class Shipyard:
         """Ship what is queued, for ever; several of these run side by side."""
         while True:
             while not self.queue:
-                self._work = anyio.Event()
+                if self._work.is_set():  # one event for all who wait: a new one of each would leave the others asleep
+                    self._work = anyio.Event()
                 await self._work.wait()
             folder, entry = self.queue.pop(0)
             if entry.phase is not Phase.QUEUED or folder.journal is None:

@@ -11,7 +11,6 @@ import anyio
 import pytest
 
 from r2d1 import gc, maintain
-from r2d1.courier import AsyncCourier
 from r2d1.errors import FlushError, R2D1Error
 from r2d1.events import Teller
 from r2d1.keys import CheckpointKeys
@@ -59,13 +58,15 @@ async def live_on(world: World, trainer: Trainer, lives: int) -> None:
     rng = world.rng
     for _ in range(lives):
         async with world.process(crash_after=rng.choice([None, rng.randint(5, 300)])) as process:
-            async with world.courier(process, trainer.directory, **watch_options(rng)) as courier:
-                for _ in range(rng.randint(1, 3)):
-                    trainer.save()
-                    if rng.random() < 0.2:
-                        trainer.rotate()
-                    await anyio.sleep(rng.random() * 8)
-                await flush(courier)
+            try:
+                async with world.courier(process, trainer.directory, **watch_options(rng)):
+                    for _ in range(rng.randint(1, 3)):
+                        trainer.save()
+                        if rng.random() < 0.2:
+                            trainer.rotate()
+                        await anyio.sleep(rng.random() * 8)
+            except FlushError as error:  # what was rotated away before it could be shipped, and the store's faults
+                assert not error.unfinished or world.faults_per_request
         if rng.random() < 0.3:
             trainer.save()  # while the courier is down
 
@@ -105,13 +106,6 @@ async def read_now_and_then(world: World) -> None:
                 world.check_pulled(pulled)
                 assert pulled[1] >= world.latest_epoch, "latest went backwards"
                 world.latest_epoch = pulled[1]
-
-
-async def flush(courier: AsyncCourier) -> None:
-    try:
-        await courier.flush(timeout=600)
-    except FlushError:
-        return
 
 
 async def remove_one(world: World, trainers: list[Trainer]) -> None:

@@ -60,7 +60,9 @@ class Trainer:
     def save(self) -> str:
         """One checkpoint from beginning to end."""
         self.epoch += 1
-        name = f"slot_{self.epoch % 2}" if not self.chk_only and self.world.rng.random() < 0.4 else f"chk_{self.epoch:04d}"
+        name = (
+            f"slot_{self.epoch % 2}" if not self.chk_only and self.world.rng.random() < 0.4 else f"chk_{self.epoch:04d}"
+        )
         self.write_sidecar(name, self.write_files(name))
         return name
 
