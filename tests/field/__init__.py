@@ -1,0 +1,1 @@
+"""Cases from public reports of what went wrong elsewhere."""
