@@ -11,9 +11,9 @@ from r2d1 import keys
 from r2d1.documents import OPEN, TAKEN, Head
 from r2d1.errors import AccessRefused, FormatError, NotSupported
 from r2d1.events import Teller
-from r2d1.heads import Stored, read_head, read_manifest, read_record, swap, wipe
+from r2d1.heads import Stored, list_heads, read_head, read_manifest, read_record, swap, wipe
 from r2d1.keys import FIRST_SHIP, CheckpointKeys
-from r2d1.maintain import drop_hint, list_heads
+from r2d1.maintain import drop_hint
 from r2d1.objects import BytesSource, ObjectInfo, ObjectStore
 
 #: Seven days: longer than any upload, and the age at which R2 drops open uploads by itself.

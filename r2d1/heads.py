@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -11,9 +11,10 @@ import anyio
 
 from r2d1.documents import MAX_DOCUMENT_BYTES, OPEN, Head, ShipRecord, decode_head, decode_record
 from r2d1.errors import ObjectNotFound, PreconditionFailed, R2D1Error, RemoteUnavailable
-from r2d1.keys import FIRST_SHIP, CheckpointKeys
+from r2d1.keys import FIRST_SHIP, CheckpointKeys, heads_prefix, parse_head_key
 from r2d1.manifest import MAX_MANIFEST_BYTES, Manifest, decode_manifest, manifest_digest
 from r2d1.objects import PAGE, Attributes, BytesSource, ObjectStore
+from r2d1.tasks import in_thread
 
 T = TypeVar("T")
 
@@ -67,6 +68,13 @@ class Commit:
     is_ours: bool
 
 
+async def list_heads(store: ObjectStore, job_id: str) -> AsyncIterator[CheckpointKeys]:
+    """The checkpoints of a job that have a head, be it a deleted one."""
+    async for info in store.list(heads_prefix(job_id)):
+        if (name := parse_head_key(job_id, info.key)) is not None:
+            yield CheckpointKeys(job_id, name)
+
+
 async def read_head(store: ObjectStore, of: CheckpointKeys) -> Stored[Head] | None:
     """The head of a name, or None. ``FormatError`` when it is there but cannot be understood."""
     try:
@@ -92,7 +100,12 @@ async def read_manifest(store: ObjectStore, of: CheckpointKeys, head: Head) -> M
         raw, _ = await store.get(key, limit=MAX_MANIFEST_BYTES)
     except ObjectNotFound:
         return None
-    return decode_manifest(raw, key=key) if manifest_digest(raw) == head.manifest else None
+    return await in_thread(_decoded, raw, key, head.manifest)
+
+
+def _decoded(raw: bytes, key: str, digest: str) -> Manifest | None:
+    """Called in a thread: 20,000 files take nearly half a second."""
+    return decode_manifest(raw, key=key) if manifest_digest(raw) == digest else None
 
 
 async def swap(store: ObjectStore, key: str, data: bytes, expected: str | None, rng: random.Random) -> bool:

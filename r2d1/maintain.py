@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 
 from r2d1 import keys
@@ -13,7 +12,7 @@ from r2d1.documents import Head
 from r2d1.errors import FormatError, ObjectNotFound, R2D1Error
 from r2d1.events import BytesMoved, Teller
 from r2d1.finding import Found, find_latest, find_named
-from r2d1.heads import ensure_hint, pause, put_hint, read_head, read_manifest, swap, wipe
+from r2d1.heads import ensure_hint, list_heads, pause, put_hint, read_head, read_manifest, swap, wipe
 from r2d1.keys import CheckpointKeys
 from r2d1.manifest import FileEntry, Manifest
 from r2d1.objects import ByteRange, ObjectStore
@@ -134,13 +133,6 @@ class Reindexed:
     heads: int
     hints: int
     rows: int
-
-
-async def list_heads(store: ObjectStore, job_id: str) -> AsyncIterator[CheckpointKeys]:
-    """The checkpoints of a job that have a head, be it a deleted one."""
-    async for info in store.list(keys.heads_prefix(job_id)):
-        if (name := keys.parse_head_key(job_id, info.key)) is not None:
-            yield CheckpointKeys(job_id, name)
 
 
 async def reindex_job(remote: Remote, job_id: str, tell: Teller) -> Reindexed:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import anyio
 import anyio.abc
@@ -149,10 +149,12 @@ class AsyncCourier:
                 await self._drain_beside(error)
         finally:
             self._tasks.cancel_scope.cancel()
-            with one_error():
-                await self._tasks.__aexit__(None, None, None)
-            with anyio.CancelScope(shield=True):
-                await self._stack.aclose()
+            try:
+                with one_error():
+                    await self._tasks.__aexit__(None, None, None)
+            finally:  # also when that raises because the caller was cancelled
+                with anyio.CancelScope(shield=True):
+                    await self._stack.aclose()
 
     async def _drain_beside(self, error: Exception) -> None:
         """The block failed: still bring out what is there, but let nobody take that for the error."""
@@ -160,6 +162,9 @@ class AsyncCourier:
             await self.flush(timeout=self._drain_timeout)
         except FlushError as left:
             self._tell.notice("error", f"left unfinished while {type(error).__name__} ended the block: {left}")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an AsyncCourier is not pickled: make a new one in the other process")
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

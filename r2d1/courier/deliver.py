@@ -78,7 +78,7 @@ async def deliver(job: Delivery) -> tuple[Shipped, Manifest | None]:
         except Superseded:
             await _abandon(job, ship)
             raise
-        except ShipLost as lost:
+        except (ShipLost, ObjectNotFound, UploadNotFound) as lost:  # what was sent vanished: gc, or somebody's hand
             job.tell.notice("warning", f"{job.of.name}: shipped once more, because {lost}")
             await in_thread(job.journal.end_ship, job.scope, job.of.name)
         else:
@@ -170,7 +170,7 @@ async def _upload(job: Delivery, ship: Ship) -> Sealed:
     raw_sidecar = job.local.sidecar.raw
     sidecar_etag = await job.store.put(sidecar_key, BytesSource(raw_sidecar), attributes=JSON)
     manifest = _manifest(job, [entries[file.path] for file in job.local.files])
-    raw = manifest.encode()
+    raw = await in_thread(manifest.encode)
     manifest_etag = await put_manifest(job.store, ship, raw)
     objects = {f"{ship.prefix}/{entry.object_key}": (entry.size, entry.etag) for entry in manifest.files}
     objects[sidecar_key] = (len(raw_sidecar), sidecar_etag)

@@ -104,7 +104,7 @@ class Folder:
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Journal]:
         """Hold the directory's lock and journal; ``LockHeld`` when another courier on this host has it."""
-        where, wal = state_directory(self.path)
+        where, wal = await in_thread(state_directory, self.path)
         journal = await in_thread(lambda: Journal(where, wal=wal))
         with closing(journal), held(where / "courier.lock", f"the directory {self.path}"):
             self.journal = journal
@@ -148,9 +148,7 @@ class Folder:
             return  # what changes meanwhile is noticed before the head is written
         if entry is None or entry.identity != seen.identity:
             entry = self.entries[seen.stem] = Entry(seen.stem, seen.identity, anyio.current_time())
-        elif entry.phase in (Phase.DONE, Phase.IGNORED):
-            return
-        elif not retry and anyio.current_time() < entry.next_look:
+        elif entry.phase in (Phase.DONE, Phase.IGNORED) or (not retry and anyio.current_time() < entry.next_look):
             return
         await self._settle(entry)
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 import anyio.abc
 
-from r2d1 import keys
 from r2d1.courier.folder import Folder
 from r2d1.courier.payer import Payer
 from r2d1.courier.watch import EventSource, backend_of, scan_forever, until_there
 from r2d1.errors import R2D1Error, RemoteError
 from r2d1.events import WatchStarted
+from r2d1.heads import list_heads
 from r2d1.tasks import in_thread, one_error
 
 _LIST_HEADS_PATIENCE_S = 15.0
@@ -62,7 +63,7 @@ class Following:
     async def _follow_opened(self, task_status: anyio.abc.TaskStatus[None] | None) -> None:
         folder = self.folder
         names = await self._list_heads()
-        backend = backend_of(folder.path, force_polling=folder.options.force_polling)
+        backend = await in_thread(partial(backend_of, folder.path, force_polling=folder.options.force_polling))
         with one_error():
             async with anyio.create_task_group() as tasks:
                 await tasks.start(self.events, folder, backend)
@@ -79,12 +80,9 @@ class Following:
     async def _list_heads(self) -> Sequence[str]:
         """The names this job has heads for. A store that is away now is asked no further: the journal is believed."""
         folder = self.folder
-        names: list[str] = []
         try:
             with anyio.fail_after(_LIST_HEADS_PATIENCE_S):
-                async for info in folder.lane.store.list(keys.heads_prefix(folder.job_id)):
-                    if (name := keys.parse_head_key(folder.job_id, info.key)) is not None:
-                        names.append(name)
+                names = [of.name async for of in list_heads(folder.lane.store, folder.job_id)]
         except (TimeoutError, RemoteError) as error:
             if isinstance(error, RemoteError) and not error.transient:
                 raise

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from r2d1.checkpoint import Identity, LocalCheckpoint, Ready, Wait, inspect, judge
 from r2d1.errors import FormatError, Superseded
-from r2d1.sidecar import MAX_SIDECAR_BYTES
+from r2d1.keys import nfc
+from r2d1.sidecar import MAX_SIDECAR_BYTES, is_temporary
 from r2d1.strictjson import parse
 from r2d1.tasks import in_thread
 from r2d1.transfer.hashing import digest_file
@@ -56,7 +57,12 @@ def _pair(name: str, entry: os.DirEntry[str], entries: dict[str, os.DirEntry[str
 
 
 def is_ours(directory: Path, stem: str) -> bool:
-    """Whether a pair is a checkpoint: by its name, or because its JSON is an object with an ``epoch`` (formats §3)."""
+    """Whether a pair is a checkpoint: by its name, or because its JSON is an object with an ``epoch`` (formats §3).
+
+    One in a writer's temporary folder is none yet: the folder gets its name when it is done.
+    """
+    if is_temporary(f"{stem}/sidecar"):
+        return False
     if stem.startswith(("chk_", "slot_")):
         return True
     try:
@@ -78,10 +84,10 @@ async def settle(lane: Lane, folder: Path, *, ordered: bool) -> tuple[LocalCheck
 
 
 async def _sha256_where_asked(lane: Lane, local: LocalCheckpoint) -> dict[str, str]:
-    asked = {entry.path: entry for entry in local.sidecar.files or () if entry.sha256 is not None}
+    asked = {nfc(entry.path): entry for entry in local.sidecar.files or () if entry.sha256 is not None}
     digests: dict[str, str] = {}
     for file in local.files:
-        entry = asked.get(file.path)
+        entry = asked.get(nfc(file.path))
         if entry is not None and entry.size in (None, file.identity.size):
             path = local.folder / file.path
             digest, _ = await digest_file(lane, path, file.identity, algorithm="sha256", part_size=lane.part_size)

@@ -1,0 +1,1 @@
+"""The main job from one end to the other, over real sockets."""

@@ -1,0 +1,1 @@
+"""The commit protocol driven through exact interleavings."""
