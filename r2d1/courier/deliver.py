@@ -14,7 +14,16 @@ from r2d1.checkpoint import LocalCheckpoint, LocalFile, inspect
 from r2d1.courier.report import Shipped
 from r2d1.digest import digest_of
 from r2d1.documents import OPEN, Head, ShipRecord
-from r2d1.errors import AccessRefused, CheckpointError, FormatError, NameRefused, NotSupported, Superseded
+from r2d1.errors import (
+    AccessRefused,
+    CheckpointError,
+    FormatError,
+    NameRefused,
+    NotSupported,
+    ObjectNotFound,
+    Superseded,
+    UploadNotFound,
+)
 from r2d1.events import AlreadyThere, BytesMoved, Committed, ShipStarted, Teller
 from r2d1.heads import JSON, Sealed, Ship, ShipLost, claim, commit, put_manifest, read_head, read_manifest, wipe
 from r2d1.journal import Done, Journal, StoredPart, UnderWay, state_of
