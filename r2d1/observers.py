@@ -44,7 +44,7 @@ def _line_of_ship(event: Event) -> str | None:
         case events.WatchStarted(directory, job_id, backend, poll_every):
             line = f"watching {directory} for job {job_id} ({backend}, full scan every {poll_every:g} s)"
         case events.ShipStarted(_, name, epoch, files, total):
-            line = f"{name}: shipping epoch {epoch}, {files} files, {size(total)}"
+            line = f"{name}: shipping epoch {epoch}, {counted(files, 'file')}, {size(total)}"
         case events.Committed(_, name, epoch, prefix, total, _, seconds):
             line = f"{name}: epoch {epoch} is in the bucket at {prefix} ({size(total)} in {seconds:.1f} s)"
         case events.AlreadyThere(_, name, epoch):
@@ -62,7 +62,7 @@ def _line_of_pull(event: Event) -> str | None:
         case events.Retried(_, _, attempt, delay, error):
             line = f"attempt {attempt} failed, trying again in {delay:.1f} s: {error}"
         case events.PullStarted(uri, name, files, total):
-            line = f"{uri}: pulling {name}, {files} files, {size(total)}"
+            line = f"{uri}: pulling {name}, {counted(files, 'file')}, {size(total)}"
         case events.PullFinished(_, name, directory, True):
             line = f"{name}: already on disk in {directory}"
         case events.PullFinished(_, name, directory, False, total, _, seconds):
@@ -77,6 +77,11 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} TiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """``"1 file"``, ``"2 files"``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def to_log(event: Event) -> None:

@@ -1,0 +1,86 @@
+"""``r2d1 pull``: what it prints, and the codes it ends with."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.checkpoints import files_of, write_checkpoint
+from tests.cli.shell import answer, last_line, run, store_env
+
+FILES = {"checkpoint.pt": b"weights", "sub/config.json": b"{}"}
+
+
+@pytest.fixture
+def env(tmp_path):
+    """A bucket with one checkpoint of the job ``my_run``."""
+    env = store_env(tmp_path)
+    folder = write_checkpoint(tmp_path / "made", "chk_0042", 42, FILES)
+    assert run("ship", folder, "--job-id", "my_run", env=env).exit_code == 0
+    return env
+
+
+def test_the_folder_is_printed(env, tmp_path):
+    """Stdout is the folder's path and nothing else; the last line of stderr says done."""
+    dest = tmp_path / "pulled"
+    result = run("pull", "r2://jobs/my_run/latest", "--dest", dest, env=env)
+    assert result.exit_code == 0
+    assert result.stdout == f"{dest / 'chk_0042'}\n"
+    assert last_line(result) == f"r2d1 pull: done: chk_0042, epoch 42, is in {dest / 'chk_0042'} (verified)"
+    assert files_of(dest / "chk_0042") == FILES
+
+
+def test_json_tells_what_was_found(env, tmp_path):
+    """The object names checkpoint, folder, manifest and metadata."""
+    dest = tmp_path / "pulled"
+    said = answer(run("pull", "r2://jobs/my_run/chk_0042", "--dest", dest, "--json", env=env))
+    assert (said["found"], said["name"], said["epoch"], said["verified"]) == (True, "chk_0042", 42, True)
+    assert said["local_dir"] == str(dest / "chk_0042")
+    assert str(said["manifest"]).startswith("blake3:")
+    assert said["metadata"] == {"loss": 0.5}
+
+
+def test_a_second_pull_finds_it_and_force_fetches_anew(env, tmp_path):
+    """``cached`` tells the one from the other."""
+    pull = ("pull", "r2://jobs/my_run/latest", "--dest", tmp_path / "pulled", "--json")
+    cached = [answer(run(*pull, *more, env=env))["cached"] for more in ([], [], ["--force"])]
+    assert cached == [False, True, False]
+
+
+@pytest.mark.parametrize("uri", ["r2://jobs/other/latest", "r2://jobs/my_run/chk_0043", "r2://datasets/none"])
+def test_nothing_there_is_3(uri, env, tmp_path):
+    """Nothing found ends with 3 and says how to allow it; allowed, it ends with 0. The destination exists."""
+    dest = tmp_path / "pulled"
+    result = run("pull", uri, "--dest", dest, env=env)
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert last_line(result) == (
+        f"r2d1 pull: failed: nothing is there: {uri}. For a first run, --allow-missing makes this exit 0"
+    )
+    assert dest.is_dir()
+    assert answer(run("pull", uri, "--dest", dest, "--json", env=env))["found"] is False
+    assert run("pull", uri, "--dest", dest, "--allow-missing", env=env).exit_code == 0
+
+
+@pytest.mark.parametrize("uri", ["s3://jobs/x/latest", "jobs/x/latest", "r2://jobs/../x/latest", "r2://"])
+def test_what_is_no_uri_is_2(uri, env, tmp_path):
+    """A wrong URI ends with 2."""
+    assert run("pull", uri, "--dest", tmp_path / "pulled", env=env).exit_code == 2
+
+
+def test_a_file_for_a_destination_is_2(env, tmp_path):
+    """``--dest`` names a directory."""
+    (tmp_path / "file").write_text("")
+    assert run("pull", "r2://jobs/my_run/latest", "--dest", tmp_path / "file", env=env).exit_code == 2
+
+
+def test_quiet_tells_nothing_but_the_result(env, tmp_path):
+    """With ``--quiet`` a good pull leaves stderr empty."""
+    result = run("pull", "r2://jobs/my_run/latest", "--dest", tmp_path / "pulled", "--quiet", env=env)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.stdout.endswith("chk_0042\n")
+
+
+def test_a_failure_never_looks_like_a_fresh_start(tmp_path):
+    """A store that cannot be reached is 1, not 3, ``--allow-missing`` or not."""
+    env = {"R2D1_STORE_URL": (tmp_path / "no" / "such" / "place").as_uri()}
+    result = run("pull", "r2://jobs/my_run/latest", "--dest", tmp_path / "pulled", "--allow-missing", env=env)
+    assert result.exit_code == 1
