@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from r2d1 import keys
 from r2d1.errors import CheckpointError, FormatError
+from r2d1.manifest import MAX_FILE_BYTES, MAX_FILES
 from r2d1.sidecar import MAX_SIDECAR_BYTES, Listed, Sidecar, is_temporary, parse_sidecar
 
 
@@ -38,7 +39,11 @@ class LocalFile:
 
 @dataclass(frozen=True, slots=True)
 class LocalCheckpoint:
-    """One state of a checkpoint on disk: its files' identities and its sidecar's bytes."""
+    """One state of a checkpoint on disk: its files' identities and its sidecar's bytes.
+
+    ``left_out`` are paths that are listed as left out in the manifest, ``leftovers`` those of an earlier pull,
+    which nobody needs to know of (formats §2).
+    """
 
     folder: Path
     sidecar: Sidecar
@@ -46,6 +51,7 @@ class LocalCheckpoint:
     files: tuple[LocalFile, ...]
     folders: frozenset[str] = frozenset()
     left_out: tuple[str, ...] = ()
+    leftovers: frozenset[str] = frozenset()
     warnings: tuple[str, ...] = field(default=(), compare=False)
 
     @property
@@ -82,13 +88,15 @@ def read_sidecar(folder: Path) -> tuple[Sidecar, Identity]:
     """Read ``<folder>.json``. ``CheckpointError`` when it is gone, ``FormatError`` when it does not parse (yet)."""
     path = sidecar_path(folder)
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=_open_at_once) as file:
             info = os.fstat(file.fileno())
-            if info.st_size > MAX_SIDECAR_BYTES:
-                raise CheckpointError(f"{path}: the sidecar is larger than {MAX_SIDECAR_BYTES} bytes")
-            raw = file.read(MAX_SIDECAR_BYTES + 1)
+            raw = file.read(MAX_SIDECAR_BYTES + 1) if stat.S_ISREG(info.st_mode) else None
     except OSError as exc:
         raise CheckpointError(f"{path}: the sidecar cannot be read: {exc.strerror}") from exc
+    if raw is None:
+        raise CheckpointError(f"{path}: the sidecar is no regular file")
+    if len(raw) > MAX_SIDECAR_BYTES:
+        raise CheckpointError(f"{path}: the sidecar is larger than {MAX_SIDECAR_BYTES} bytes")
     try:
         sidecar = parse_sidecar(raw, stem=folder.name, mtime=info.st_mtime)
     except FormatError as exc:
@@ -96,16 +104,27 @@ def read_sidecar(folder: Path) -> tuple[Sidecar, Identity]:
     return sidecar, Identity.of(info)
 
 
+def _open_at_once(path: str, flags: int) -> int:
+    """Open without waiting for somebody at the other end of what may be a FIFO."""
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
 def inspect(folder: Path) -> LocalCheckpoint:
     """Look at a checkpoint: read its sidecar, walk its folder, stat every file. Blocks; reads no file's bytes.
 
     ``CheckpointError`` when it can never be shipped as it is (a link that leaves the folder, a FIFO, an
-    unreadable folder), ``FormatError`` when the sidecar does not parse, ``NameRefused`` for a bad name.
+    unreadable folder, more or larger files than a manifest holds), ``FormatError`` when the sidecar does not
+    parse, ``NameRefused`` for a bad name.
     """
-    sidecar, identity = read_sidecar(folder)
+    return inspect_as(folder, *read_sidecar(folder))
+
+
+def inspect_as(folder: Path, sidecar: Sidecar, identity: Identity) -> LocalCheckpoint:
+    """``inspect`` with a sidecar that need not lie on disk (yet)."""
     keys.check_name(sidecar.name)
     found = _Walk(folder, sidecar)
     files = sorted(found.files, key=lambda file: file.path.encode())
+    _check_limits(folder, files)
     warnings = keys.check_paths(file.path for file in files)
     return LocalCheckpoint(
         folder=folder,
@@ -114,8 +133,17 @@ def inspect(folder: Path) -> LocalCheckpoint:
         files=tuple(files),
         folders=frozenset(found.folders),
         left_out=tuple(sorted(found.left_out)),
+        leftovers=frozenset(found.leftovers),
         warnings=(*sidecar.warnings, *warnings),
     )
+
+
+def _check_limits(folder: Path, files: Sequence[LocalFile]) -> None:
+    if len(files) > MAX_FILES:
+        raise CheckpointError(f"{folder}: {len(files):,} files; a checkpoint holds at most {MAX_FILES:,}")
+    for file in files:
+        if file.identity.size > MAX_FILE_BYTES:
+            raise CheckpointError(f"{folder / file.path}: larger than {MAX_FILE_BYTES:,} bytes, R2's limit")
 
 
 class _Walk:
@@ -125,17 +153,19 @@ class _Walk:
         self.files: list[LocalFile] = []
         self.folders: list[str] = []
         self.left_out: list[str] = []
+        self.leftovers: list[str] = []
         self._root = os.path.realpath(folder)
         self._folder = folder
         self._sidecar = sidecar
-        self._named = {listed.path for listed in sidecar.files or ()}
+        self._named = {keys.nfc(listed.path) for listed in sidecar.files or ()}
         if not os.path.isdir(folder):
             raise CheckpointError(f"{folder}: the sidecar is there, the folder is not")
         self._enter(os.fspath(folder), "")
 
     def _enter(self, directory: str, base: str) -> None:
         try:
-            entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
+            with os.scandir(directory) as listing:
+                entries = sorted(listing, key=lambda entry: entry.name)
         except OSError as exc:
             raise CheckpointError(f"{directory}: cannot be listed: {exc.strerror}") from exc
         for entry in entries:
@@ -151,19 +181,22 @@ class _Walk:
 
     def _meet(self, entry: os.DirEntry[str], path: str) -> None:
         try:
-            info = self._stat_link(entry, path) if entry.is_symlink() else entry.stat(follow_symlinks=False)
+            info = self._stat_link(entry) if entry.is_symlink() else entry.stat(follow_symlinks=False)
+            is_leftover = self._is_leftover(entry, path, info)
         except OSError as exc:
-            raise CheckpointError(f"{entry.path}: {exc.strerror}") from exc
+            raise CheckpointError(f"{entry.path}: cannot be read: {exc.strerror}") from exc
         if stat.S_ISDIR(info.st_mode):
             self.left_out.append(path)
         elif not stat.S_ISREG(info.st_mode):
             raise CheckpointError(f"{entry.path}: neither a file nor a folder (a FIFO, socket or device?)")
         elif is_temporary(path) and not self._is_named(path):
             self.left_out.append(path)
+        elif is_leftover:
+            self.leftovers.append(path)
         else:
-            self._add(path, entry.path, Identity.of(info))
+            self.files.append(LocalFile(path, self._key(path), Identity.of(info)))
 
-    def _stat_link(self, entry: os.DirEntry[str], path: str) -> os.stat_result:
+    def _stat_link(self, entry: os.DirEntry[str]) -> os.stat_result:
         target = os.path.realpath(entry.path)
         if os.path.commonpath([self._root, target]) != self._root:
             raise CheckpointError(f"{entry.path}: the link leaves the checkpoint folder; copy the file instead")
@@ -172,17 +205,24 @@ class _Walk:
         return os.stat(target)
 
     def _is_named(self, path: str) -> bool:
-        return path in self._named or any(parent in self._named for parent in keys.parents(path))
+        """Whether the sidecar names a temporary: itself, or the temporary folder that it is whole in."""
+        path = keys.nfc(path)
+        return path in self._named or any(
+            parent in self._named and not is_temporary(path[len(parent) + 1 :]) for parent in keys.parents(path)
+        )
 
-    def _add(self, path: str, full: str, identity: Identity) -> None:
-        if path == keys.MANIFEST_NAME:
-            return
-        key = keys.nfc(path)
+    def _is_leftover(self, entry: os.DirEntry[str], path: str, info: os.stat_result) -> bool:
+        """Whether a pull of the 0.2 line left this file here: its manifest, or a copy of the sidecar."""
+        raw = self._sidecar.raw
+        if path != f"{self._sidecar.name}.json" or info.st_size != len(raw) or not stat.S_ISREG(info.st_mode):
+            return path == keys.MANIFEST_NAME
+        with open(entry.path, "rb", opener=_open_at_once) as file:
+            return file.read(len(raw) + 1) == raw
+
+    def _key(self, path: str) -> str:
         if path == f"{self._sidecar.name}.json":
-            if identity.size == len(self._sidecar.raw) and Path(full).read_bytes() == self._sidecar.raw:
-                return
-            key = keys.CheckpointKeys("", self._sidecar.name).moved_sidecar()
-        self.files.append(LocalFile(path, key, identity))
+            return keys.CheckpointKeys("", self._sidecar.name).moved_sidecar()
+        return keys.nfc(path)
 
 
 def judge(local: LocalCheckpoint, sha256: Mapping[str, str], *, ordered: bool = True) -> Ready | Wait:
@@ -191,41 +231,38 @@ def judge(local: LocalCheckpoint, sha256: Mapping[str, str], *, ordered: bool = 
     ``sha256`` holds the digests of the files for which the sidecar states one (and whose size fits).
     """
     listed = local.sidecar.files
-    by_path = {keys.nfc(file.path): file for file in local.files}
+    there: dict[str, LocalFile | None] = dict.fromkeys(
+        map(keys.nfc, (*local.folders, *local.left_out, *local.leftovers))
+    )
+    there |= {keys.nfc(file.path): file for file in local.files}
     for entry in listed or ():
-        if why := _why_not_there(entry, local, by_path, sha256):
+        if why := _why_not_there(entry, there, sha256):
             return Wait(why)
     if not local.files and listed != ():
         return Wait("the folder holds no file to ship")
-    newer = newest_after_sidecar(local)
-    if not ordered or newer is None:
+    newer = _newer_than_sidecar(local) if ordered else []
+    if newer and listed and all(entry.is_exact for entry in listed):
+        proven = {keys.nfc(entry.path) for entry in listed}  # they agree, or we were not here
+        newer = [path for path in newer if keys.nfc(path) not in proven]
+    if not newer:
         return Ready()
-    if listed and all(entry.is_exact for entry in listed) and len(listed) == len(local.files):
-        return Ready()
-    return Wait(f"{newer!a} is newer than the sidecar: the next version is being written", is_stale=True)
+    return Wait(f"{newer[0]!a} is newer than the sidecar: the next version is being written", is_stale=True)
 
 
-def newest_after_sidecar(local: LocalCheckpoint) -> str | None:
-    """The path of a file modified after the sidecar, if there is one."""
+def _newer_than_sidecar(local: LocalCheckpoint) -> list[str]:
     limit = local.sidecar_identity.mtime_ns
-    return next((file.path for file in local.files if file.identity.mtime_ns > limit), None)
+    return [file.path for file in local.files if file.identity.mtime_ns > limit]
 
 
-def _why_not_there(
-    entry: Listed, local: LocalCheckpoint, by_path: Mapping[str, LocalFile], sha256: Mapping[str, str]
-) -> str | None:
+def _why_not_there(entry: Listed, there: Mapping[str, LocalFile | None], sha256: Mapping[str, str]) -> str | None:
+    """``there`` maps every path to its file, or to None where it is a folder or left out on purpose."""
     path = keys.nfc(entry.path)
-    file = by_path.get(path)
-    if file is None:
-        is_there = path in local.folders or _is_left_out(entry.path, local)
-        return None if is_there else f"the sidecar lists {keys.shown(entry.path)}, which is not there"
+    if path not in there:
+        return f"the sidecar lists {keys.shown(entry.path)}, which is not there"
+    if (file := there[path]) is None:
+        return None
     if entry.size is not None and file.identity.size != entry.size:
         return f"{keys.shown(entry.path)} has {file.identity.size} bytes, the sidecar says {entry.size}"
     if entry.sha256 is not None and sha256.get(file.path) != entry.sha256:
         return f"{keys.shown(entry.path)} has another SHA-256 than the sidecar says"
     return None
-
-
-def _is_left_out(path: str, local: LocalCheckpoint) -> bool:
-    """Whether a listed file is there but left out on purpose."""
-    return path in local.left_out or path in (keys.MANIFEST_NAME, f"{local.name}.json")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from r2d1 import keys, strictjson
-from r2d1.digest import split_digest
+from r2d1.digest import ALGORITHM, split_digest
 from r2d1.errors import FormatError
-from r2d1.manifest import check_version
+from r2d1.manifest import check_version, is_count
 
 MAX_DOCUMENT_BYTES = 2**20
 OPEN, TAKEN = "open", "taken"
@@ -73,7 +73,7 @@ class Head:
     def encode(self) -> bytes:
         return strictjson.encode(
             {
-                **self.unknown,
+                **strictjson.clean(dict(self.unknown)),
                 "version": 1,
                 "seq": self.seq,
                 "name": self.name,
@@ -106,9 +106,9 @@ def decode_head(raw: bytes, *, key: str, of: keys.CheckpointKeys) -> Head:
         name=fields["name"],
         epoch=fields["epoch"],
         timestamp=float(fields["timestamp"]),
-        prefix=fields["prefix"] or "",
-        manifest=fields["manifest"] or "",
-        replaces=fields["replaces"],
+        prefix=fields.get("prefix") or "",
+        manifest=fields.get("manifest") or "",
+        replaces=fields.get("replaces"),
         deleted=fields["deleted"],
         unknown={name: value for name, value in fields.items() if name not in _HEAD_FIELDS},
     )
@@ -119,19 +119,21 @@ def _head_problems(fields: Mapping[str, Any], of: keys.CheckpointKeys) -> list[s
     if fields.get("name") != of.name:
         problems.append(f"it names {ascii(fields.get('name'))[:140]}")
     for name, top in (("seq", 2**63), ("epoch", keys.MAX_EPOCH)):
-        value = fields.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= top:
+        if not is_count(fields.get(name), top):
             problems.append(f"'{name}' is no count")
-    if not isinstance(fields.get("timestamp"), (int, float)) or isinstance(fields["timestamp"], bool):
+    if strictjson.as_finite(fields.get("timestamp")) is None:
         problems.append("'timestamp' is no number")
     if not isinstance(fields.get("deleted"), bool):
         problems.append("'deleted' is neither true nor false")
     problems += [why for name in ("prefix", "replaces") if (why := _why_no_prefix(fields, name, of))]
-    if not (fields.get("deleted") is True and fields.get("manifest") is None):
+    manifest = fields.get("manifest")
+    if not (fields.get("deleted") is True and manifest is None):
         try:
-            split_digest(str(fields.get("manifest")))
+            algorithm, _ = split_digest(manifest if isinstance(manifest, str) else "")
         except FormatError as exc:
             problems.append(f"'manifest': {exc}")
+        else:
+            problems += [] if algorithm == ALGORITHM else [f"'manifest' is no {ALGORITHM} digest"]
     return problems
 
 

@@ -1,13 +1,12 @@
 """Durable local state in SQLite: what was shipped or pulled, ships under way, rows owed (formats §6).
 
 Every record is bound to a scope (endpoint, bucket and job). Deleting the file loses nothing but time.
-All calls block for a moment: make them in a worker thread. A record is on disk when its call returns.
+All calls block for a moment: make them in a worker thread. A record outlives the process as soon as its call
+returns; a power cut may take the last ones along, which costs time like a deleted file.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
 import os
 import sqlite3
@@ -19,16 +18,19 @@ from pathlib import Path
 
 from r2d1.checkpoint import Identity, LocalCheckpoint
 from r2d1.digest import digest_of
-from r2d1.errors import LockHeld, R2D1Error
-from r2d1.keys import STATE_DIR
+from r2d1.errors import R2D1Error
+from r2d1.localstate import close_lock, open_lock, own_folder, state_directory, wait_for_lock
+from r2d1.objects import BodyCheck
 
+_VERSION = 1
 _SCHEMA = """
+BEGIN;
 CREATE TABLE IF NOT EXISTS done (
     scope TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL, epoch INTEGER NOT NULL,
     prefix TEXT NOT NULL, manifest TEXT NOT NULL, origin TEXT NOT NULL, PRIMARY KEY (scope, name)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS digests (
-    path TEXT NOT NULL, part_size INTEGER NOT NULL, algorithm TEXT NOT NULL,
+    path BLOB NOT NULL, part_size INTEGER NOT NULL, algorithm TEXT NOT NULL,
     size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, inode INTEGER NOT NULL,
     digest TEXT NOT NULL, parts TEXT NOT NULL, PRIMARY KEY (path, part_size, algorithm)
 ) WITHOUT ROWID;
@@ -46,13 +48,13 @@ CREATE TABLE IF NOT EXISTS uploads (
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS parts (
     scope TEXT NOT NULL, name TEXT NOT NULL, key TEXT NOT NULL, number INTEGER NOT NULL,
-    etag TEXT NOT NULL, size INTEGER NOT NULL, digest TEXT NOT NULL, PRIMARY KEY (scope, name, key, number)
+    etag TEXT NOT NULL, size INTEGER NOT NULL, digest TEXT NOT NULL, checked TEXT NOT NULL,
+    PRIMARY KEY (scope, name, key, number)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS owed (scope TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (scope, name)) WITHOUT ROWID;
+PRAGMA user_version = 1;
+COMMIT;
 """
-
-#: File systems on which SQLite's shared memory (WAL) or its locks cannot be trusted.
-_REMOTE_TYPES = ("nfs", "cifs", "smb", "fuse", "9p", "ceph", "lustre", "gpfs", "glusterfs", "beegfs", "afs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +79,13 @@ class UnderWay:
 
 @dataclass(frozen=True, slots=True)
 class StoredPart:
+    """A part the store has taken. ``check`` is the one it carried, which Complete must repeat."""
+
     number: int
     etag: str
     size: int
     digest: str
+    check: BodyCheck | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +97,8 @@ class StoredUpload:
 
 
 def scope_of(where: str, job_id: str) -> str:
-    """What binds a record to endpoint, bucket and job."""
-    return f"{where} {job_id}"
+    """What binds a record to endpoint, bucket and job. Neither holds a line end, so no two scopes look alike."""
+    return f"{where}\n{job_id}"
 
 
 def state_of(local: LocalCheckpoint) -> str:
@@ -103,32 +108,9 @@ def state_of(local: LocalCheckpoint) -> str:
 
 
 def _row(identity: Identity) -> tuple[int, int, int, int]:
-    return identity.size, identity.mtime_ns, identity.ctime_ns, identity.inode
-
-
-def state_directory(directory: Path) -> tuple[Path, bool]:
-    """Where the state of a watched directory is kept, and whether its file system can be trusted with WAL."""
-    if not is_remote_file_system(directory) and os.access(directory, os.W_OK):
-        return directory / STATE_DIR, True
-    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    digest = hashlib.sha256(os.fsencode(os.path.realpath(directory))).hexdigest()[:16]
-    return Path(base) / "r2d1" / digest, False
-
-
-def is_remote_file_system(directory: Path) -> bool:
-    """Whether a directory lies on a network or FUSE file system (told by Linux; elsewhere taken for local)."""
-    real = os.path.realpath(directory)
-    best, kind = "", ""
-    try:
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as mounts:
-            for line in mounts:
-                left, _, right = line.partition(" - ")
-                point = left.split()[4].encode("latin-1", "backslashreplace").decode("unicode_escape", "replace")
-                if (real + "/").startswith(point.rstrip("/") + "/") and len(point) >= len(best):
-                    best, kind = point, right.split()[0]
-    except OSError:  # not Linux: no mountinfo to tell
-        return False
-    return kind.startswith(_REMOTE_TYPES)
+    """An identity as SQLite's signed integers hold it: network file systems have inodes of 64 bits without a sign."""
+    inode = identity.inode if identity.inode < 2**63 else identity.inode - 2**64
+    return identity.size, identity.mtime_ns, identity.ctime_ns, inode
 
 
 class Journal:
@@ -151,11 +133,11 @@ class Journal:
             self._db.close()
 
     def _all(self, sql: str, *params: object) -> list[tuple[object, ...]]:
-        with self._lock:
+        with self._lock, _translated(self.path):
             return self._db.execute(sql, params).fetchall()
 
     def _run(self, *statements: tuple[str, tuple[object, ...]]) -> None:
-        with self._lock, self._db:
+        with self._lock, _translated(self.path), self._db:
             for sql, params in statements:
                 self._db.execute(sql, params)
 
@@ -188,13 +170,13 @@ class Journal:
         rows = self._all(
             "SELECT digest, parts FROM digests WHERE path=? AND part_size=? AND algorithm=?"
             " AND size=? AND mtime_ns=? AND ctime_ns=? AND inode=?",
-            os.fspath(path), part_size, algorithm, *_row(identity),
+            os.fsencode(path), part_size, algorithm, *_row(identity),
         )  # fmt: skip
         return (str(rows[0][0]), tuple(json.loads(str(rows[0][1])))) if rows else None
 
     def record_digest(self, path: Path, identity: Identity, part_size: int, digest: str, parts: Sequence[str]) -> None:
         values = (
-            os.fspath(path),
+            os.fsencode(path),
             part_size,
             digest.partition(":")[0],
             *_row(identity),
@@ -205,14 +187,17 @@ class Journal:
 
     def forget_digests(self, folder: Path) -> None:
         """Drop the digests of a checkpoint folder that was deleted."""
-        low = os.fspath(folder) + "/"
-        self._run(("DELETE FROM digests WHERE path >= ? AND path < ?", (low, low[:-1] + "0")))
+        low = os.fsencode(folder)
+        self._run(("DELETE FROM digests WHERE path > ? AND path < ?", (low + b"/", low + b"0")))  # "0" follows "/"
 
     # -- ships under way ------------------------------------------------------------------------------
 
     def under_way(self, scope: str, name: str) -> UnderWay | None:
         rows = self._all("SELECT ship, owner, state FROM ships WHERE scope=? AND name=?", scope, name)
         return UnderWay(*rows[0]) if rows else None  # type: ignore[arg-type]
+
+    def names_under_way(self, scope: str) -> list[str]:
+        return [str(row[0]) for row in self._all("SELECT name FROM ships WHERE scope=? ORDER BY name", scope)]
 
     def begin_ship(self, scope: str, name: str, ship: UnderWay) -> None:
         """Remember a ship before its record is written, so that a crash in between leaves it ours."""
@@ -237,8 +222,8 @@ class Journal:
         return [StoredUpload(*row, self._parts(scope, name, str(row[0]))) for row in rows]  # type: ignore[call-arg,arg-type]
 
     def _parts(self, scope: str, name: str, key: str) -> tuple[StoredPart, ...]:
-        sql = "SELECT number, etag, size, digest FROM parts WHERE scope=? AND name=? AND key=? ORDER BY number"
-        return tuple(StoredPart(*row) for row in self._all(sql, scope, name, key))  # type: ignore[arg-type]
+        sql = "SELECT number, etag, size, digest, checked FROM parts WHERE scope=? AND name=? AND key=? ORDER BY number"
+        return tuple(_stored_part(*row) for row in self._all(sql, scope, name, key))  # type: ignore[arg-type]
 
     def record_upload(self, scope: str, name: str, key: str, upload_id: str, part_size: int) -> None:
         self._run(
@@ -247,8 +232,9 @@ class Journal:
         )
 
     def record_part(self, scope: str, name: str, key: str, part: StoredPart) -> None:
-        values = (scope, name, key, part.number, part.etag, part.size, part.digest)
-        self._run(("INSERT OR REPLACE INTO parts VALUES (?,?,?,?,?,?,?)", values))
+        checked = f"{part.check.algorithm}:{part.check.value}" if part.check else ""
+        values = (scope, name, key, part.number, part.etag, part.size, part.digest, checked)
+        self._run(("INSERT OR REPLACE INTO parts VALUES (?,?,?,?,?,?,?,?)", values))
 
     def forget_upload(self, scope: str, name: str, key: str) -> None:
         self._run(
@@ -258,7 +244,7 @@ class Journal:
 
     def forget_uploads(self, scope: str, name: str) -> None:
         """Drop all uploads of a ship that was given up."""
-        self._run(*((f"DELETE FROM {table} WHERE scope=? AND name=?", (scope, name)) for table in ("parts", "uploads")))
+        self._run(*_forget(scope, name, "parts", "uploads"))
 
     # -- rows owed to D1 ------------------------------------------------------------------------------
 
@@ -272,55 +258,81 @@ class Journal:
         return [str(row[0]) for row in self._all("SELECT name FROM owed WHERE scope=? ORDER BY name", scope)]
 
 
+def _stored_part(number: int, etag: str, size: int, digest: str, checked: str) -> StoredPart:
+    algorithm, _, value = checked.partition(":")
+    return StoredPart(number, etag, size, digest, BodyCheck(algorithm, value) if checked else None)
+
+
 def _end_ship(scope: str, name: str) -> list[tuple[str, tuple[object, ...]]]:
-    return [(f"DELETE FROM {table} WHERE scope=? AND name=?", (scope, name)) for table in _SHIP_TABLES]
+    return _forget(scope, name, "ships", "sent", "uploads", "parts")
 
 
-_SHIP_TABLES = ("ships", "sent", "uploads", "parts")
+def _forget(scope: str, name: str, *tables: str) -> list[tuple[str, tuple[object, ...]]]:
+    return [(f"DELETE FROM {table} WHERE scope=? AND name=?", (scope, name)) for table in tables]  # noqa: S608 - ours
 
 
 def _make_private(directory: Path) -> None:
-    if directory.is_symlink():
-        raise R2D1Error(f"{directory} is a link; r2d1 keeps its state in a folder of its own: remove the link")
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-
-
-def _open(path: Path, wal: bool) -> sqlite3.Connection:
     try:
-        return _connect(path, wal)
-    except sqlite3.DatabaseError as exc:
-        if isinstance(exc, sqlite3.OperationalError):
-            raise  # locked, full or not permitted: the file itself is sound
-        # The journal saves work, it holds no truth: one that cannot be read is put aside, not mourned.
-        path.replace(path.with_suffix(".broken"))
-        return _connect(path, wal)
-
-
-def _connect(path: Path, wal: bool) -> sqlite3.Connection:
-    db = sqlite3.connect(path, timeout=30, check_same_thread=False)
-    try:
-        db.execute(f"PRAGMA journal_mode={'WAL' if wal else 'DELETE'}")
-        db.execute("PRAGMA synchronous=NORMAL")
-        db.executescript(_SCHEMA)
-    except BaseException:
-        db.close()
-        raise
-    path.chmod(0o600)
-    return db
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        own_folder(directory, mode=0o700)
+    except OSError as exc:
+        raise R2D1Error(f"{directory}: r2d1 cannot keep its state here: {exc.strerror}") from exc
 
 
 @contextmanager
-def held(path: Path, what: str) -> Iterator[None]:
-    """Hold a lock file, or raise ``LockHeld`` at once naming who has it. The lock dies with the process."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def _translated(path: Path) -> Iterator[None]:
     try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            owner = os.pread(fd, 100, 0).decode(errors="replace").strip() or "another process"
-            raise LockHeld(f"{what} is held by {owner}") from exc
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"process {os.getpid()}\n".encode(), 0)
         yield
+    except (sqlite3.Error, OSError) as exc:
+        raise R2D1Error(f"journal {path}: {exc}. It only saves work: deleting it costs nothing but time") from exc
+
+
+def _open(path: Path, wal: bool) -> sqlite3.Connection:
+    """Open a journal; one that cannot be read is put aside: it saves work and holds no truth.
+
+    Openers take turns, so that none puts aside what another has just made.
+    """
+    fd = open_lock(path.with_name(f"{path.stem}-opening.lock"))
+    try:
+        wait_for_lock(fd)
+        with _translated(path):
+            try:
+                return _connect(path, wal)
+            except sqlite3.DatabaseError as exc:
+                if isinstance(exc, sqlite3.OperationalError):
+                    raise  # locked, full or not permitted: the file itself is sound
+            _put_aside(path)
+            return _connect(path, wal)
     finally:
-        os.close(fd)
+        close_lock(fd)
+
+
+def _put_aside(path: Path) -> None:
+    path.replace(path.with_suffix(".broken"))
+    for rest in ("-wal", "-shm", "-journal"):
+        path.with_name(path.name + rest).unlink(missing_ok=True)
+
+
+def _connect(path: Path, wal: bool) -> sqlite3.Connection:
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
+    db = sqlite3.connect(path, timeout=30, check_same_thread=False)
+    try:
+        is_new = not _has_tables(db)  # before anything is written to a file that may not be ours
+        db.execute(f"PRAGMA journal_mode={'WAL' if wal else 'DELETE'}")
+        db.execute("PRAGMA synchronous=NORMAL")
+        if is_new:
+            db.executescript(_SCHEMA)
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _has_tables(db: sqlite3.Connection) -> bool:
+    """Whether the tables are there; ``DatabaseError`` when they are damaged or those of another version of r2d1."""
+    ((version,),) = db.execute("PRAGMA user_version")
+    ((tables,),) = db.execute("SELECT count(*) FROM sqlite_master")
+    ((verdict,),) = db.execute("PRAGMA quick_check(1)")
+    if verdict != "ok" or (tables and version != _VERSION):
+        raise sqlite3.DatabaseError(f"version {version}, {verdict}")
+    return bool(tables)

@@ -1,4 +1,4 @@
-"""The bucket's layout: names and paths checked, keys built and parsed. Pure; the rules are docs/formats.md §2 and §4."""
+"""The bucket's layout: names and paths checked, keys built and parsed. Pure; rules: docs/formats.md §2, §4."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _why_no_name(name: str) -> str | None:
         return "allowed are 1 to 128 of A-Z a-z 0-9 . _ = -, beginning with a letter or digit"
     if name.endswith("."):
         return "it ends with a dot"
-    if name.split(".")[0].lower() in _DEVICES:
+    if name.split(".", maxsplit=1)[0].lower() in _DEVICES:
         return "it is the name of a device on Windows"
     return None
 
@@ -112,9 +112,11 @@ def nfc(text: str) -> str:
 
 def check_key(key: str) -> str:
     """Return a key in NFC form of at most 1,024 bytes, else raise ``NameRefused``."""
+    if not _is_text(key):
+        raise NameRefused(f"key {shown(key)} refused: it is not valid UTF-8")
     key = nfc(key)
     if not 1 <= len(key.encode()) <= MAX_KEY_BYTES:
-        raise NameRefused(f"key {shown(key)} refused: R2 takes at most {MAX_KEY_BYTES} bytes")
+        raise NameRefused(f"key {shown(key)} refused: R2 takes 1 to {MAX_KEY_BYTES} bytes")
     return key
 
 
@@ -168,7 +170,7 @@ class CheckpointKeys:
 
     @property
     def records(self) -> str:
-        return f"jobs/{self.job_id}/{STATE_DIR}/ships/{self.name}/"
+        return f"{records_prefix(self.job_id)}{self.name}/"
 
     @property
     def legacy(self) -> str:
@@ -213,6 +215,10 @@ def heads_prefix(job_id: str) -> str:
     return f"jobs/{job_id}/{STATE_DIR}/heads/"
 
 
+def records_prefix(job_id: str) -> str:
+    return f"jobs/{job_id}/{STATE_DIR}/ships/"
+
+
 def hints_prefix(job_id: str) -> str:
     return f"jobs/{job_id}/{STATE_DIR}/latest/"
 
@@ -234,8 +240,9 @@ def parse_head_key(job_id: str, key: str) -> str | None:
 
 def parse_hint_key(job_id: str, key: str) -> tuple[int, str] | None:
     """``(epoch, name)`` of a hint's key, or None when it is not one."""
-    match = _HINT.fullmatch(key.removeprefix(hints_prefix(job_id)))
+    prefix = hints_prefix(job_id)
+    match = _HINT.fullmatch(key, len(prefix)) if key.startswith(prefix) else None
     if not match or not is_name(match[2]):
         return None
     epoch = _HINT_TOP - int(match[1])
-    return (epoch, match[2]) if 0 <= epoch <= MAX_EPOCH else None
+    return (epoch, match[2]) if epoch <= MAX_EPOCH else None

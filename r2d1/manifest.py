@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 from r2d1 import keys, strictjson
-from r2d1.digest import digest_of, split_digest
+from r2d1.digest import digest_of, is_hex, split_digest
 from r2d1.errors import FormatError, NameRefused
+from r2d1.sidecar import MAX_SIDECAR_BYTES
 
 VERSION = 1
 MAX_FILES = 1_000_000
@@ -50,7 +51,8 @@ class FileEntry:
 
     @property
     def object_key(self) -> str:
-        return self.path if self.key is None else self.key
+        """The object's key relative to the manifest's prefix, in the form in which R2 keeps keys."""
+        return keys.nfc(self.path if self.key is None else self.key)
 
     @property
     def algorithm(self) -> str:
@@ -62,7 +64,7 @@ class FileEntry:
 
     def to_fields(self) -> dict[str, Any]:
         fields = {
-            **self.unknown,
+            **strictjson.clean(dict(self.unknown)),
             "path": self.path,
             "size": self.size,
             "digest": self.digest,
@@ -78,7 +80,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything a ship holds. ``files`` are sorted by the UTF-8 bytes of their paths."""
+    """Everything a ship holds; as stored, ``files`` are sorted by the UTF-8 bytes of their paths."""
 
     job_id: str
     name: str
@@ -97,8 +99,8 @@ class Manifest:
         return sum(entry.size for entry in self.files)
 
     def encode(self) -> bytes:
-        """The bytes that are stored: strict JSON, sorted keys, no spaces."""
-        return strictjson.encode(
+        """The bytes that are stored: strict JSON, sorted keys, no spaces; ``FormatError`` over the limit of size."""
+        raw = strictjson.encode(
             {
                 **strictjson.clean(dict(self.unknown)),
                 "version": VERSION,
@@ -111,10 +113,13 @@ class Manifest:
                 "created_by": self.created_by,
                 "total_bytes": self.total_bytes,
                 "sidecar": {"size": self.sidecar_size, "digest": self.sidecar_digest},
-                "files": [entry.to_fields() for entry in self.files],
+                "files": [entry.to_fields() for entry in sorted(self.files, key=lambda entry: entry.path.encode())],
                 "extra": strictjson.clean(dict(self.extra)),
             }
         )
+        if len(raw) > MAX_MANIFEST_BYTES:
+            raise FormatError(f"the manifest of {self.name} has {len(raw):,} bytes, {MAX_MANIFEST_BYTES:,} are allowed")
+        return raw
 
     def has_same_files(self, epoch: int, files: Mapping[str, tuple[int, str]]) -> bool:
         """Whether this is the same checkpoint: its epoch, and every path with its size and digest."""
@@ -140,7 +145,7 @@ def check_version(fields: Mapping[str, Any], what: str) -> None:
     version, requires = fields.get("version"), fields.get("requires", [])
     if version != VERSION or isinstance(version, bool):
         raise FormatError(f"{what} has version {ascii(version)[:40]}; this r2d1 reads version {VERSION}: update r2d1")
-    if requires:
+    if requires != []:
         raise FormatError(f"{what} requires {ascii(requires)[:200]}, which this r2d1 does not know: update r2d1")
 
 
@@ -177,9 +182,10 @@ def _problems(fields: Mapping[str, Any]) -> Iterator[str]:
     for name, kind in (("job_id", str), ("name", str), ("created_by", str), ("sidecar", dict), ("files", list)):
         if not isinstance(fields.get(name), kind):
             yield f"{name!r} is not {kind.__name__}"
-    if not _is_count(fields.get("epoch"), keys.MAX_EPOCH):
+    yield from _name_problems(fields.get("job_id"), fields.get("name"))
+    if not is_count(fields.get("epoch"), keys.MAX_EPOCH):
         yield "'epoch' is no integer from 0 to 2^53-1"
-    if not isinstance(fields.get("timestamp"), (int, float)) or isinstance(fields["timestamp"], bool):
+    if strictjson.as_finite(fields.get("timestamp")) is None:
         yield "'timestamp' is no number"
     if "metadata" not in fields:
         yield "'metadata' is missing"
@@ -191,8 +197,18 @@ def _problems(fields: Mapping[str, Any]) -> Iterator[str]:
         yield from _files_problems(fields["files"], fields.get("total_bytes"))
 
 
+def _name_problems(job_id: object, name: object) -> Iterator[str]:
+    try:
+        if isinstance(job_id, str):
+            keys.check_job_id(job_id, reading=True)
+        if isinstance(name, str):
+            keys.check_name(name)
+    except NameRefused as exc:
+        yield str(exc)
+
+
 def _sidecar_problems(sidecar: Mapping[str, Any]) -> Iterator[str]:
-    if not _is_count(sidecar.get("size"), MAX_FILE_BYTES):
+    if not is_count(sidecar.get("size"), MAX_SIDECAR_BYTES):
         yield "'sidecar.size' is no size"
     if why := _why_no_digest(sidecar.get("digest")):
         yield f"'sidecar.digest' {why}"
@@ -208,11 +224,15 @@ def _files_problems(files: list[Any], total: object) -> Iterator[str]:
         return
     if total != sum(entry["size"] for entry in files):
         yield "'total_bytes' is not the sum of the sizes"
-    for group in ([entry["path"] for entry in files], [entry.get("key") or entry["path"] for entry in files]):
+    for group in ([entry["path"] for entry in files], [entry.get("key", entry["path"]) for entry in files]):
         try:
             keys.check_paths(group)
         except NameRefused as exc:
             yield str(exc)
+    for entry in files:
+        if entry["path"].split("/")[0] == keys.STATE_DIR:
+            yield f"path {keys.shown(entry['path'])} lies where r2d1 keeps its own state"
+            return
 
 
 def _entry_problems(entry: Any, n: int) -> Iterator[str]:
@@ -221,13 +241,13 @@ def _entry_problems(entry: Any, n: int) -> Iterator[str]:
         return
     at = f"file {keys.shown(entry['path'])}:"
     size, part_size, parts = entry.get("size"), entry.get("part_size"), entry.get("parts", [])
-    if not _is_count(size, MAX_FILE_BYTES):
+    if not is_count(size, MAX_FILE_BYTES):
         yield f"{at} 'size' is no size"
-    elif not _is_count(part_size, 2**53) or not part_size:
-        yield f"{at} 'part_size' is no size"
+    elif not is_count(part_size, 2**53) or part_size * MAX_PARTS < max(size, 1):
+        yield f"{at} 'part_size' is no size, or makes more than {MAX_PARTS} parts"
     elif not isinstance(parts, list) or len(parts) != _slices(size, part_size):
         yield f"{at} 'parts' does not fit size {size} and part size {part_size}"
-    elif not all(isinstance(part, str) and part and not part.strip("0123456789abcdef") for part in parts):
+    elif not all(isinstance(part, str) and is_hex(part, _algorithm(entry)) for part in parts):
         yield f"{at} 'parts' holds something that is no hex digest"
     if why := _why_no_digest(entry.get("digest")):
         yield f"{at} 'digest' {why}"
@@ -237,12 +257,18 @@ def _entry_problems(entry: Any, n: int) -> Iterator[str]:
         yield f"{at} 'key' is no text"
 
 
+def _algorithm(entry: Mapping[str, Any]) -> str:
+    digest = entry.get("digest")
+    return digest.partition(":")[0] if isinstance(digest, str) else ""
+
+
 def _slices(size: Any, part_size: int) -> int:
     """How many digests ``parts`` must hold: none when the file is one slice."""
     return -(-size // part_size) if size > part_size else 0
 
 
-def _is_count(value: object, top: int) -> bool:
+def is_count(value: object, top: int) -> TypeGuard[int]:
+    """Whether a field of a document is an integer from 0 to ``top``."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= top
 
 

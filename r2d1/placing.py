@@ -5,55 +5,51 @@ All of it blocks; ``locked`` alone waits asynchronously.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import secrets
 import shutil
+import stat
 from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
 
 from r2d1.errors import NoSpace, UnsafeDestination
 from r2d1.keys import STATE_DIR, parents
+from r2d1.localstate import close_lock, far_state_directory, open_lock, own_folder, try_lock
+from r2d1.tasks import in_thread
 
 
 def state_dir(root: Path) -> Path:
     """``<root>/.r2d1``, made if missing; ``UnsafeDestination`` when somebody put a link or a file there."""
     root.mkdir(parents=True, exist_ok=True)
-    return _own_folder(root / STATE_DIR, mode=0o700)
-
-
-def _own_folder(path: Path, mode: int = 0o777) -> Path:
-    try:
-        path.mkdir(mode=mode, exist_ok=True)
-    except FileExistsError as exc:
-        raise UnsafeDestination(f"{path} is in the way of r2d1's own folder: remove it") from exc
-    if path.is_symlink():
-        raise UnsafeDestination(f"{path} is a link, and writing through it could leave the destination: remove it")
-    return path
+    return own_folder(root / STATE_DIR, mode=0o700)
 
 
 @asynccontextmanager
 async def locked(root: Path, what: str) -> AsyncIterator[None]:
-    """Hold the lock of one thing that is pulled into ``root``; others wait. It dies with the process."""
-    path = state_dir(root) / f"{what}.lock"
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    """Hold the lock of one thing that is pulled into ``root``; others wait. It dies with the process.
+
+    Where the file system has no locks, the lock lies with the state of this host and excludes nobody elsewhere.
+    """
+    directory = await in_thread(state_dir, root)
+    fd = _open_lock(directory, root, f"{what}.lock")  # no await may stand between opening it and this `try`
     try:
-        while not _try_lock(fd):
+        while try_lock(fd) is False:  # noqa: ASYNC110 - another process holds it, no event of ours tells
             await anyio.sleep(0.1)
         yield
     finally:
-        os.close(fd)
+        close_lock(fd)
 
 
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
+def _open_lock(directory: Path, root: Path, name: str) -> int:
+    fd = open_lock(directory / name)
+    if try_lock(fd) is None:
+        close_lock(fd)
+        far = far_state_directory(root)
+        far.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fd = open_lock(far / name)
+    return fd
 
 
 def stage(root: Path, label: str, binding: str, sizes: Mapping[str, int]) -> Path:
@@ -63,10 +59,10 @@ def stage(root: Path, label: str, binding: str, sizes: Mapping[str, int]) -> Pat
     verified before they count) and deleted otherwise. Returns the folder. ``UnsafeDestination`` when the
     file system cannot hold two of the paths beside each other (it folds case).
     """
-    pulls = _own_folder(state_dir(root) / "pull")
-    staging = _own_folder(pulls / f"{label}@{binding}")
+    pulls = own_folder(state_dir(root) / "pull")
+    staging = own_folder(pulls / f"{label}@{binding}")
     for folder in sorted({parent for path in sizes for parent in parents(path)}):
-        _own_folder(staging / folder)
+        own_folder(staging / folder)
     for old in sorted(pulls.glob(f"{label}@*")):
         if old != staging:
             _inherit(old, staging, sizes)
@@ -86,12 +82,18 @@ def _drop_strangers(staging: Path, sizes: Mapping[str, int]) -> None:
 
 
 def _inherit(old: Path, staging: Path, sizes: Mapping[str, int]) -> None:
-    for path, size in sizes.items():
-        mine, theirs = staging / path, old / path
-        if not os.path.lexists(mine) and theirs.is_file() and not theirs.is_symlink():
-            if theirs.stat().st_size == size:
-                os.rename(theirs, mine)
+    for base, _, names in () if old.is_symlink() else os.walk(old):  # never through a link
+        for name in names:
+            theirs = os.path.join(base, name)
+            path = os.path.relpath(theirs, old)
+            if path in sizes and _is_file_of(theirs, sizes[path]) and not os.path.lexists(staging / path):
+                os.rename(theirs, staging / path)
     remove_tree(old)
+
+
+def _is_file_of(path: str, size: int) -> bool:
+    info = os.lstat(path)
+    return stat.S_ISREG(info.st_mode) and info.st_size == size
 
 
 def _refuse_folded(staging: Path, sizes: Iterable[str]) -> None:
@@ -107,8 +109,8 @@ def _refuse_folded(staging: Path, sizes: Iterable[str]) -> None:
 def _is_one_file(staging: Path, paths: list[str]) -> bool:
     inodes = set()
     for path in paths:
-        with open(staging / path, "ab") as file:
-            info = os.fstat(file.fileno())
+        os.close(os.open(staging / path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666))
+        info = os.lstat(staging / path)
         inodes.add((info.st_dev, info.st_ino))
     return len(inodes) < len(paths)
 
@@ -135,23 +137,31 @@ def place_checkpoint(root: Path, name: str, staging: Path, sidecar: bytes) -> Pa
     """Put a verified staging folder and its sidecar in place; returns the folder.
 
     The old sidecar goes first and the new one comes last, so at any crash a folder with a sidecar is whole.
+    Whoever calls holds the lock of this name: what an earlier call that was cut short put aside is deleted.
+    ``UnsafeDestination`` when what is in the way cannot be moved.
     """
     target, beside = root / name, root / f"{name}.json"
     own = state_dir(root)
-    aside = own / f"aside-{secrets.token_hex(6)}"
+    aside = own / f"aside-{name}"
     _fsync_tree(staging)
-    if os.path.lexists(beside):
-        os.unlink(beside)
-    if os.path.lexists(target):
-        os.rename(target, aside)
-    os.rename(staging, target)
-    fsync_folder(root)
-    _write_through(own / f"sidecar-{secrets.token_hex(6)}", beside, sidecar)
+    remove_tree(aside)
+    try:
+        if os.path.lexists(beside):
+            os.unlink(beside)
+            fsync_folder(root)  # before the folder changes: no power cut may bring the old sidecar back to the new one
+        if os.path.lexists(target):
+            os.rename(target, aside)
+        os.rename(staging, target)
+        fsync_folder(root)
+        _write_through(own / f"sidecar-{name}", beside, sidecar)
+    except OSError as exc:
+        raise UnsafeDestination(f"{target}: cannot be placed: {exc.strerror}; what was pulled is kept") from exc
     remove_tree(aside)
     return target
 
 
 def _write_through(temporary: Path, target: Path, data: bytes) -> None:
+    remove_tree(temporary)  # of a call that was cut short, or planted
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     with os.fdopen(fd, "wb") as file:
         file.write(data)
@@ -172,6 +182,8 @@ def place_file(root: Path, path: str, staged: Path) -> Path:
             os.rename(staged, name, dst_dir_fd=fd)
         except IsADirectoryError as exc:
             raise UnsafeDestination(f"{root / path}: a folder is in the way of this file") from exc
+        except OSError as exc:
+            raise UnsafeDestination(f"{root / path}: cannot be placed: {exc.strerror}") from exc
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -180,10 +192,8 @@ def place_file(root: Path, path: str, staged: Path) -> Path:
 
 def _step_into(fd: int, folder: str, whole: Path) -> int:
     try:
-        try:
+        with suppress(FileExistsError):  # it is opened next, and refused there if it is no folder
             os.mkdir(folder, dir_fd=fd)
-        except FileExistsError:
-            pass  # it is opened next, and refused there if it is no folder
         deeper = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
     except OSError as exc:
         raise UnsafeDestination(f"{whole}: {folder!a} on the way is a link or a file, not a folder") from exc
@@ -193,10 +203,28 @@ def _step_into(fd: int, folder: str, whole: Path) -> int:
 
 def remove_tree(path: Path) -> None:
     """Delete what was put aside, be it a folder, a link or a file; what vanished meanwhile is fine."""
-    if path.is_symlink() or path.is_file():
+    if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
-    elif os.path.lexists(path):
-        shutil.rmtree(path)
+        return
+    while os.path.lexists(path):
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            continue  # somebody else deletes it too
+        except PermissionError:
+            if not _make_writable(path):
+                raise
+
+
+def _make_writable(folder: Path) -> bool:
+    """Let the owner change every folder of a tree; whether any had to be."""
+    has_changed = False
+    for base, _, _ in os.walk(folder):
+        mode = stat.S_IMODE(os.lstat(base).st_mode)
+        if mode & stat.S_IRWXU != stat.S_IRWXU:
+            os.chmod(base, mode | stat.S_IRWXU)
+            has_changed = True
+    return has_changed
 
 
 def _fsync_tree(folder: Path) -> None:

@@ -36,7 +36,7 @@ class Brake:
 
     async def wait(self) -> None:
         """Wait until the pause is over; spread the waiters so that they do not all start at once."""
-        while (left := self._until - anyio.current_time()) > 0:
+        while (left := self._until - anyio.current_time()) > 0:  # noqa: ASYNC110 - it may be prolonged meanwhile
             await anyio.sleep(left + self.rng.uniform(0, min(1.0, self._pressure)))
 
     def press(self, seconds: float) -> None:

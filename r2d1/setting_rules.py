@@ -166,7 +166,7 @@ def _text_problems(values: Mapping[str, object]) -> Iterator[tuple[str, str]]:
         value = values.get(name)
         if value is None or (name == "https_proxy" and values.get("store_url")):
             continue  # no proxy is ever asked for on the way to a directory
-        wanted: type[Secret] | type[str] = Secret if name in _SECRETS else str
+        wanted: type[Secret | str] = Secret if name in _SECRETS else str
         if not isinstance(value, wanted):
             yield name, f"it must be a {wanted.__name__}, not {type(value).__name__}"
             continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import tempfile
@@ -15,6 +14,7 @@ from typing import Any
 
 from r2d1 import keys, strictjson
 from r2d1.errors import CheckpointError
+from r2d1.events import log
 
 MAX_SIDECAR_BYTES = 16 * 2**20  # formats §4, limits
 _END_DIGITS = re.compile(r"([0-9]+)\Z", re.ASCII)
@@ -50,8 +50,7 @@ def parse_sidecar(raw: bytes, *, stem: str, mtime: float) -> Sidecar:
     """Read a sidecar leniently; ``FormatError`` when it is no JSON object (it may still be growing)."""
     fields = strictjson.parse_object(raw)
     warnings: list[str] = []
-    name = fields.get("name", stem)
-    name = name if isinstance(name, str) else stem
+    name = _name_of(fields.get("name"), stem, warnings)
     return Sidecar(
         raw=raw,
         name=name,
@@ -63,13 +62,25 @@ def parse_sidecar(raw: bytes, *, stem: str, mtime: float) -> Sidecar:
     )
 
 
+def _name_of(value: object, stem: str, warnings: list[str]) -> str:
+    if isinstance(value, str) and value:
+        return value
+    if value is not None:
+        warnings.append(f"name {_brief(value)} is no name; {stem!a}, the file's, is taken")
+    return stem
+
+
+def _brief(value: object) -> str:
+    return ascii(value)[:80]
+
+
 def _epoch_of(value: object, name: str, warnings: list[str]) -> int:
     epoch = _as_epoch(value)
     if epoch is not None:
         return epoch
     match = _END_DIGITS.search(name)
-    fallback = int(match[1]) if match and len(match[1]) <= 16 and int(match[1]) <= keys.MAX_EPOCH else 0
-    said = "no epoch" if value is None else f"epoch {ascii(value)[:80]} is not an integer from 0 to 2^53-1"
+    fallback = (_as_epoch(match[1]) if match else None) or 0
+    said = "no epoch" if value is None else f"epoch {_brief(value)} is not an integer from 0 to 2^53-1"
     warnings.append(f"{said}; {fallback} is taken from the name")
     return fallback
 
@@ -77,18 +88,20 @@ def _epoch_of(value: object, name: str, warnings: list[str]) -> int:
 def _as_epoch(value: object) -> int | None:
     if isinstance(value, bool):
         return None
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 4000:
-        value = int(value)
+    if isinstance(value, str) and value.isascii() and value.isdigit():
+        digits = value.lstrip("0") or "0"
+        value = int(digits) if len(digits) <= 16 else None
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if isinstance(value, int) and 0 <= value <= keys.MAX_EPOCH else None
 
 
 def _timestamp_of(value: object, mtime: float, warnings: list[str]) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e15:
-        return float(value)
+    timestamp = strictjson.as_finite(value)
+    if timestamp is not None:
+        return timestamp
     if value is not None:
-        warnings.append(f"timestamp {ascii(value)[:80]} is no number; the sidecar's own time is taken")
+        warnings.append(f"timestamp {_brief(value)} is no number; the sidecar's own time is taken")
     return mtime
 
 
@@ -140,35 +153,46 @@ def write_sidecar(
 
     Every file is fsynced first, then the sidecar is written to a temporary file and renamed, so a courier
     (or a crash) sees either no sidecar or a whole one. ``timestamp`` is seconds since the epoch, now if
-    omitted. Values that JSON does not have (NaN, infinities) become ``null``; NumPy scalars become numbers.
+    omitted. Values that JSON does not have (NaN, infinities) become ``null``; NumPy and torch scalars and
+    arrays become numbers and lists, anything else its ``str``.
 
-    Raises ``CheckpointError`` when the folder is missing, ``NameRefused`` when its name cannot be shipped.
-    Returns the sidecar's path.
+    Raises ``CheckpointError`` when the folder is missing or the epoch is none, ``NameRefused`` when a name in it
+    (or its own) cannot be shipped, ``OSError`` when the disk refuses. Returns the sidecar's path.
     """
     folder = Path(folder)
     keys.check_name(folder.name)
-    if _as_epoch(epoch) is None:
+    number = _as_epoch(_plain(epoch) if not isinstance(epoch, (int, float, str)) else epoch)
+    if number is None:
         raise CheckpointError(f"epoch {epoch!r} is not an integer from 0 to 2^53-1")
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; write the checkpoint first, its sidecar last")
     files = sorted(_fsync_files(folder))
+    keys.check_paths(files)
     fields = {
         "name": folder.name,
-        "epoch": int(epoch),
+        "epoch": number,
         "timestamp": time.time() if timestamp is None else timestamp,
         "files": files,
-        "metadata": strictjson.clean(json.loads(json.dumps(dict(metadata or {}), default=_plain))),
+        "metadata": {} if metadata is None else dict(metadata),
     }
-    return _replace(folder.parent / f"{folder.name}.json", json.dumps(fields, indent=2).encode(), folder)
+    lost: list[str] = []
+    text = strictjson.dump(strictjson.clean(fields, lost=lost, other=_plain), is_pretty=True)
+    if lost:
+        log.warning("%s: null stands for what JSON has no number for: %s", folder.name, ", ".join(lost[:20]))
+    return _replace(folder.parent / f"{folder.name}.json", text.encode())
 
 
 def _plain(value: Any) -> Any:
-    item = getattr(value, "item", None)  # NumPy and torch scalars
-    return item() if callable(item) else str(value)
+    """What JSON has for an object: NumPy's and torch's know lists and numbers of themselves."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    to_list = getattr(value, "tolist", None)
+    plain = to_list() if callable(to_list) else None
+    return plain if isinstance(plain, (bool, int, float, str, list)) else str(value)
 
 
 def _fsync_files(folder: Path) -> Iterator[str]:
-    for base, folders, names in os.walk(folder):
+    for base, folders, names in os.walk(folder, onerror=_refuse):
         for name in names:
             full = os.path.join(base, name)
             path = os.path.relpath(full, folder)
@@ -180,15 +204,19 @@ def _fsync_files(folder: Path) -> Iterator[str]:
     _fsync(folder)
 
 
+def _refuse(error: OSError) -> None:
+    raise error
+
+
 def _fsync(path: str | os.PathLike[str]) -> None:
-    fd = os.open(path, os.O_RDONLY)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
     finally:
         os.close(fd)
 
 
-def _replace(path: Path, data: bytes, folder: Path) -> Path:
+def _replace(path: Path, data: bytes) -> Path:
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as file:
@@ -198,7 +226,7 @@ def _replace(path: Path, data: bytes, folder: Path) -> Path:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        Path(temporary).unlink(missing_ok=True)
         raise
     _fsync(path.parent)
     return path
@@ -207,7 +235,7 @@ def _replace(path: Path, data: bytes, folder: Path) -> Path:
 def _umask() -> int:
     """The process's umask; it can only be read by setting it, so it is read from the kernel where that tells."""
     try:
-        with open("/proc/self/status", encoding="ascii") as status:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
             return next((int(line.split()[1], 8) for line in status if line.startswith("Umask:")), 0o022)
     except OSError:
         return 0o022

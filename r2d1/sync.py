@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import anyio
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
@@ -44,7 +44,7 @@ _loop = _Loop()
 
 
 def _start_anew_in_child() -> None:
-    global _loop
+    global _loop  # noqa: PLW0603  # the one piece of global state: a child's loop is not its parent's
     _loop = _Loop()
 
 
@@ -139,6 +139,9 @@ class Courier:
         finally:
             keeper.__exit__(None, None, None)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Courier is not pickled: make a new one in the other process")
+
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
             raise Closed("this courier belongs to the parent process; make a new one after the fork")
@@ -163,9 +166,7 @@ class Courier:
         status = self._async.status()
         busy = [*status.in_flight, *status.queued, *status.waiting]
         if busy:
-            _say(
-                f"waiting at most {self._drain_timeout:g} s for {', '.join(busy)}; call flush() or close() before exiting"
-            )
+            _say(f"waiting at most {self._drain_timeout:g} s for {', '.join(busy)}; call flush() or close() yourself")
         try:
             self.close()
         except FlushError as error:
@@ -268,6 +269,9 @@ class Fetcher:
         """Release what the context manager keeps; safe to call twice."""
         self.__exit__(None, None, None)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Fetcher is not pickled: make a new one in the other process")
+
     @_documented(AsyncFetcher.pull)
     def pull(self, source: str, dest: str | os.PathLike[str], force: bool = False) -> FetchInfo:
         if os.getpid() != self._pid and self._kept is not None:
@@ -283,4 +287,5 @@ class Fetcher:
 
 
 def _say(text: str) -> None:
-    print(f"[r2d1] {text}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"[r2d1] {text}\n")
+    sys.stderr.flush()

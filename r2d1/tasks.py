@@ -9,6 +9,7 @@ from contextvars import ContextVar
 from typing import TypeVar, TypeVarTuple
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 
 T = TypeVar("T")
@@ -27,7 +28,7 @@ async def in_thread(func: Callable[[*Ts], R], *args: *Ts, limiter: anyio.Capacit
     caller would read from or write to files that have been closed.
     """
     if (hook := inline.get()) is not None:
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         hook(func)
         return func(*args)
     claim, ended = threading.Lock(), threading.Event()
@@ -67,7 +68,7 @@ def first_error(error: BaseException) -> BaseException:
 
 
 async def run_bounded(limit: int, func: Callable[[T], Awaitable[object]], items: Iterable[T]) -> None:
-    """Await ``func`` on every item, ``limit`` at a time; the first failure stops the rest."""
+    """Await ``func`` on every item, ``limit`` at a time (at least one); the first failure stops the rest."""
     pending = iter(items)
 
     async def worker() -> None:
@@ -76,5 +77,5 @@ async def run_bounded(limit: int, func: Callable[[T], Awaitable[object]], items:
 
     with one_error():
         async with anyio.create_task_group() as tasks:
-            for _ in range(limit):
+            for _ in range(max(1, limit)):
                 tasks.start_soon(worker)

@@ -27,7 +27,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """``r2://<any/prefix>``: every object below ``<any/prefix>/``."""
+    """``r2://<any/prefix>``: every object below ``<any/prefix>/``. ``prefix`` is in NFC, as R2 keeps keys."""
 
     prefix: str
 
@@ -50,8 +50,8 @@ def parse_uri(uri: str) -> Latest | Named | Prefix:
         try:
             return Named(CheckpointKeys(keys.check_job_id(job_id), name))
         except NameRefused:
-            return Prefix(path)
-    return Prefix(path)
+            return Prefix(keys.nfc(path))  # no courier ships to such an id, but a tool may have put objects there
+    return Prefix(keys.nfc(path))
 
 
 def parse_job_uri(uri: str) -> Job | Named:
@@ -59,17 +59,19 @@ def parse_job_uri(uri: str) -> Job | Named:
     path = _path_of(uri)
     parts = path.split("/")
     if parts[0] != "jobs" or len(parts) not in (2, 3):
-        raise UriError(f"{uri!a} is neither r2://jobs/<id> nor r2://jobs/<id>/<name>")
+        raise UriError(f"{keys.shown(uri)} is neither r2://jobs/<id> nor r2://jobs/<id>/<name>")
     job_id = keys.check_job_id(parts[1])
     return Job(job_id) if len(parts) == 2 else Named(CheckpointKeys(job_id, keys.check_name(parts[2])))
 
 
 def _path_of(uri: str) -> str:
     if not uri.startswith(_SCHEME):
-        raise UriError(f"{uri!a} is no r2:// URI; local paths go to your training code directly")
+        raise UriError(f"{keys.shown(uri)} is no r2:// URI; local paths go to your training code directly")
     path = uri.removeprefix(_SCHEME).rstrip("/")
+    if any(segment in ("", ".", "..") for segment in path.split("/")):
+        raise UriError(f"{keys.shown(uri)}: empty, '.' and '..' segments are not allowed")
     try:
-        keys.check_path(path)
+        keys.check_key(path)
     except NameRefused as exc:
-        raise UriError(f"{uri!a}: {exc}") from exc
+        raise UriError(f"{keys.shown(uri)}: {exc}") from exc
     return path

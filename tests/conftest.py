@@ -42,7 +42,9 @@ def d1() -> Iterator[D1Double]:
 def bare_environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The process's environment without anything that r2d1 reads; what is exported into it is gone afterwards."""
     for name in list(os.environ):
-        if name.startswith(("R2D1_", "R2_", "AWS_", "CLOUDFLARE_", "D1_", "SSL_CERT_")) or name.upper().endswith("_PROXY"):
+        if name.startswith(("R2D1_", "R2_", "AWS_", "CLOUDFLARE_", "D1_", "SSL_CERT_")) or name.upper().endswith(
+            "_PROXY"
+        ):
             monkeypatch.delenv(name)
     bare = set(os.environ)
     yield

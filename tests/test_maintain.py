@@ -229,5 +229,3 @@ async def test_a_record_of_an_unknown_version_is_never_taken(scene: Scene) -> No
     done = await collect(MemoryStore(scene.bucket), JOB, TELL, RNG, delete=True)
     assert done.deleted == [] and done.skipped
     assert scene.below(of.prefix("0123456789ab")) == [f"{of.prefix('0123456789ab')}/x"]
-
-

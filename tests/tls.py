@@ -61,7 +61,20 @@ def _issued(
         .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
-    if issuer_key is not None:
+    if issuer_key is None:
+        usage = x509.KeyUsage(
+            key_cert_sign=True,
+            crl_sign=True,
+            digital_signature=True,
+            content_commitment=False,
+            key_encipherment=False,
+            data_encipherment=False,
+            key_agreement=False,
+            encipher_only=False,
+            decipher_only=False,
+        )
+        builder = builder.add_extension(usage, critical=True)  # Python 3.13 insists on it
+    else:
         addresses = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
         identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key())
         builder = builder.add_extension(x509.SubjectAlternativeName(addresses), critical=False)
@@ -88,7 +101,10 @@ class ConnectProxy:
         async with client:
             head = b""
             while b"\r\n\r\n" not in head:
-                head += await client.receive()
+                try:
+                    head += await client.receive()
+                except (anyio.EndOfStream, anyio.BrokenResourceError):
+                    return  # the client thought better of it
             lines = head.decode().split("\r\n")
             self.asked.append(lines[0])
             if f"proxy-authorization: {self.authorization}".lower() not in [line.lower() for line in lines]:

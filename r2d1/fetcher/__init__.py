@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import anyio
 
@@ -135,6 +135,9 @@ class AsyncFetcher:
                 PullFinished(source, name, str(info.local_dir), info.cached, total, brought.fetched_bytes, seconds)
             )
         return info
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("an AsyncFetcher is not pickled: make a new one in the other process")
 
     def _open_lane(self) -> Lane:
         if os.getpid() != self._pid:

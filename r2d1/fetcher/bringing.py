@@ -112,7 +112,7 @@ async def bring(lane: Lane, job: Bringing, *, force: bool) -> Brought:
     Raises ``IntegrityError`` for damage that stays, ``ObjectNotFound`` and ``PreconditionFailed`` when the
     bucket has changed, ``NoSpace`` before the first byte, ``UnsafeDestination``, ``NameRefused``.
     """
-    keys.check_paths(wanted.path for wanted in job.wanted)
+    await in_thread(keys.check_paths, [wanted.path for wanted in job.wanted])
     async with placing.locked(job.root, f"pull-{job.of.name}"):
         journal = await in_thread(Journal.of, job.root)
         try:

@@ -32,7 +32,7 @@ async def list_prefix(store: ObjectStore, prefix: str, part_size: int) -> list[W
         async for info in store.list(f"{prefix}/")
         if _is_placed(_relative(info, prefix))
     ]
-    keys.check_paths(one.path for one in wanted)
+    await in_thread(keys.check_paths, [one.path for one in wanted])
     return wanted
 
 

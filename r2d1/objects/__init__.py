@@ -86,7 +86,11 @@ PLAIN = Attributes()
 
 
 class Source(Protocol):
-    """Bytes on their way up. ``blocks`` may be called again for another attempt; it blocks: call it in a thread."""
+    """Bytes on their way up. ``blocks`` may be called again for another attempt; it blocks: call it in a thread.
+
+    What it raises fails the call that sends it, as it is. An iterator that is not used up is closed (if it has a
+    ``close``) before the call ends, and never advanced by two threads at once.
+    """
 
     @property
     def size(self) -> int: ...

@@ -35,6 +35,9 @@ from r2d1.tasks import in_thread
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+#: How often a write makes room for itself that others take away again.
+_TRIES = 100
+
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
 
@@ -70,7 +73,8 @@ class LocalStore:
         signed_sha256: str | None = None,
     ) -> str:
         call = _Call("PutObject", checked(key))
-        async with self._taken_in(call, source, check, signed_sha256) as (temp, etag):
+        intake = Intake(*call, self._tree.ledger.new_temp(), source)
+        async with self._taken_in(call, intake, check, signed_sha256) as (temp, etag):
             condition = _Condition(if_none_match, if_match)
             await self._run(call, self._commit, call, temp, _record(etag, attributes), condition)
         return etag
@@ -126,7 +130,8 @@ class LocalStore:
     ) -> Part:
         call = _Call("UploadPart", checked(key))
         await self._run(call, self._uploads.folder, *call, upload_id)
-        async with self._taken_in(call, source, check, None) as (temp, etag):
+        intake = Intake(*call, self._tree.ledger.new_temp(), source)
+        async with self._taken_in(call, intake, check) as (temp, etag):
             await self._run(call, self._uploads.put_part, call.key, upload_id, number, temp, etag)
         return Part(number, etag, source.size, check)
 
@@ -136,8 +141,10 @@ class LocalStore:
         call = _Call("CompleteMultipartUpload", checked(key))
         files, etag = await self._run(call, self._uploads.files_to_join, call.key, upload_id, parts)
         attributes = await self._run(call, self._uploads.attributes, call.key, upload_id)
+        joining = await self._run(call, Joining, files)
+        intake = Intake(*call, self._tree.ledger.new_temp(), joining, etag=etag)
         try:
-            async with self._taken_in(call, await self._run(call, Joining, files), None, None) as (temp, _):
+            async with self._taken_in(call, intake) as (temp, _):
                 condition = _Condition(if_none_match, None)
                 await self._run(call, self._commit, call, temp, _record(etag, attributes), condition)
         except PreconditionFailed:
@@ -178,16 +185,14 @@ class LocalStore:
 
     @asynccontextmanager
     async def _taken_in(
-        self, call: _Call, source: Source, check: BodyCheck | None, sha256: str | None
+        self, call: _Call, intake: Intake, check: BodyCheck | None = None, sha256: str | None = None
     ) -> AsyncIterator[tuple[Path, str]]:
-        """A body in a durable temporary file, and its MD5; what is not committed is removed."""
+        """A body in a durable temporary file, and its ETag; what is not committed is removed."""
         await self._make_ready(call)
-        temp = self._tree.ledger.new_temp()
-        intake = Intake(*call, temp, source)
         try:
             while await in_thread(intake.step, check, sha256, limiter=self._threads):
                 pass
-            yield temp, await in_thread(intake.finish, check, sha256, limiter=self._threads)
+            yield intake.temp, await in_thread(intake.finish, check, sha256, limiter=self._threads)
         finally:
             with anyio.CancelScope(shield=True):
                 await in_thread(intake.discard)
@@ -209,9 +214,13 @@ class LocalStore:
             opened.append(found)
 
     def _commit(self, call: _Call, temp: Path, record: Record, condition: _Condition) -> None:
-        with self._tree.ledger.locked(call.key):
-            condition.require(call, self._tree.look(call.key))
-            self._tree.commit(call.key, temp, record)
+        for _ in range(_TRIES):
+            self._tree.make_room(call.key)
+            with self._tree.ledger.locked(call.key):
+                condition.require(call, self._tree.look(call.key))
+                if self._tree.commit(call.key, temp, record):
+                    return
+        raise RemoteError(*call, reason="other writers of this folder were always quicker", hint="Try again")
 
     def _delete(self, key: str) -> None:
         with self._tree.ledger.locked(key):

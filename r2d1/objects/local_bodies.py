@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from io import FileIO
 from pathlib import Path
 
+from r2d1.digest import crc64nvme
 from r2d1.errors import BodyRefused, Superseded
 from r2d1.objects import BodyCheck, ByteRange, Sink, Source
 from r2d1.objects.local_ledger import disk_errors
@@ -21,17 +22,18 @@ _STEP = 8 << 20
 
 
 class Intake:
-    """A body on its way into a temporary file, whose MD5 becomes the ETag.
+    """A body on its way into a temporary file. Its MD5 becomes the ETag, unless that is known already.
 
     Call ``step`` until it returns False, then ``finish``; or ``discard`` at any time.
     """
 
-    def __init__(self, operation: str, key: str, temp: Path, source: Source) -> None:
+    def __init__(self, operation: str, key: str, temp: Path, source: Source, *, etag: str | None = None) -> None:
         self._operation, self._key = operation, key
         self._source = source
         self._blocks: Iterator[bytes | memoryview] | None = None
-        self._temp = temp
+        self.temp = temp
         self._file: FileIO | None = None
+        self._etag = etag
         self._md5 = hashlib.md5(usedforsecurity=False)
         self._sha256 = hashlib.sha256()
         self._crc = 0
@@ -41,7 +43,7 @@ class Intake:
         """Write up to 8 MiB more; whether there may be more."""
         if self._blocks is None:
             with disk_errors(self._operation, self._key):
-                self._file = self._temp.open("xb", buffering=0)
+                self._file = self.temp.open("xb", buffering=0)
             self._blocks = self._source.blocks(_BLOCK)
         until = self.size + _STEP
         while self.size < until:
@@ -52,12 +54,11 @@ class Intake:
         return True
 
     def _take(self, block: memoryview, check: BodyCheck | None, sha256: str | None) -> None:
-        self._md5.update(block)
+        if self._etag is None:
+            self._md5.update(block)
         if sha256 is not None:
             self._sha256.update(block)
         if check is not None and check.algorithm == "crc64nvme":
-            from awscrt.checksums import crc64nvme
-
             self._crc = crc64nvme(block, self._crc)
         self.size += len(block)
         assert self._file is not None
@@ -66,7 +67,7 @@ class Intake:
                 block = block[self._file.write(block) :]
 
     def finish(self, check: BodyCheck | None, sha256: str | None) -> str:
-        """Check the body, make it durable, and return its MD5 in hex; ``BodyRefused`` when it is not as announced."""
+        """Check the body, make it durable, and return its ETag; ``BodyRefused`` when it is not as announced."""
         if self.size != self._source.size:
             raise Superseded(f"the source gave {self.size} of {self._source.size} bytes")
         if check is not None and check.value != self._value_of(check.algorithm):
@@ -78,7 +79,7 @@ class Intake:
         with disk_errors(self._operation, self._key), self._file as file:
             os.utime(file.fileno(), ns=(now, now))
             os.fsync(file.fileno())
-        return self._md5.hexdigest()
+        return self._etag or self._md5.hexdigest()
 
     def _value_of(self, algorithm: str) -> str:
         value = self._crc.to_bytes(8, "big") if algorithm == "crc64nvme" else self._md5.digest()
@@ -93,7 +94,7 @@ class Intake:
         self._blocks = None
         if self._file is not None:
             self._file.close()
-        self._temp.unlink(missing_ok=True)
+        self.temp.unlink(missing_ok=True)
         if close is not None:
             close()
 

@@ -206,8 +206,11 @@ def stamped(temp: Path, old: Version | None) -> Version:
 
 
 def sync(path: Path) -> None:
-    """Make a file's or a folder's state durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    """Make a file's or a folder's state durable; a folder that another process has removed meanwhile has none."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return
     try:
         os.fsync(fd)
     except OSError as exc:

@@ -11,8 +11,7 @@ from __future__ import annotations
 import heapq
 import os
 import stat
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -20,13 +19,14 @@ from typing import NamedTuple
 from r2d1.objects import ObjectInfo
 from r2d1.objects import local_names as names
 from r2d1.objects.local_ledger import NO_FILE, Ledger, Record, Version, stamped, sync, version_at
-from r2d1.objects.local_names import MARK, OWN
+from r2d1.objects.local_names import MARK
 
 #: Names of one folder that are sorted at once: the bound on a listing's memory.
-_FOLDER_PAGE = 50_000
+FOLDER_PAGE = 50_000
 
-#: How often a step is repeated that another process's renames have overtaken.
+#: How often a step is repeated that another process's renames have overtaken, and what shows that.
 _TRIES = 100
+_OVERTAKEN = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +48,9 @@ class _Child(NamedTuple):
 class Tree:
     """The files of one bucket."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, folder_page: int = FOLDER_PAGE) -> None:
         self.root = root
+        self._folder_page = folder_page
         self.ledger = Ledger(root)
 
     def open(self, key: str) -> Found | None:
@@ -73,19 +74,39 @@ class Tree:
         os.close(found.fd)
         return found.info
 
-    def commit(self, key: str, temp: Path, record: Record) -> None:
+    def make_room(self, key: str) -> None:
+        """Make the folders of a key; objects of their names move aside. Call it without a lock."""
+        for attempt in range(_TRIES):
+            try:
+                self._make_folders(key)
+            except _OVERTAKEN:
+                if attempt == _TRIES - 1:
+                    raise
+            else:
+                return
+
+    def commit(self, key: str, temp: Path, record: Record) -> bool:
         """Put a finished, synced file in the place of an object; call it with the key locked.
 
-        The record is durable before the data appears, so whatever is seen after a crash is whole.
+        The record is durable before the data appears, so whatever is seen after a crash is whole. False when
+        another process has removed the folder, or made one of this name: make room and try again.
         """
         old = self._stat(key)
-        version = stamped(temp, old)
-        self.ledger.write_record(key, version, record)
+        self.ledger.write_record(key, stamped(temp, old), record)
         for name, segment in names.long_segments(key, folds_case=self.ledger.folds_case).items():
             self.ledger.note(name, segment)
-        self._place(key, temp)
+        plain, marked = self._candidates(key)
+        is_taken = plain.is_dir() or (not plain.exists() and marked.exists())
+        try:
+            os.replace(temp, marked if is_taken else plain)
+        except _OVERTAKEN:
+            if not temp.exists():
+                raise
+            return False
+        sync(plain.parent)
         if old is not None:
             self.ledger.drop_record(key, old)
+        return True
 
     def delete(self, key: str) -> None:
         """Remove an object; nothing happens when there is none. Call it with the key locked."""
@@ -137,7 +158,7 @@ class Tree:
 
     def _children(self, folder: Path, at: str, after: str) -> list[_Child]:
         """The next children of a folder, in the order of their keys; plain names come before marked ones."""
-        return heapq.nsmallest(_FOLDER_PAGE, (child for child in self._scan(folder, at) if child.key > after))
+        return heapq.nsmallest(self._folder_page, (child for child in self._scan(folder, at) if child.key > after))
 
     def _scan(self, folder: Path, at: str) -> Iterator[_Child]:
         try:
@@ -147,7 +168,7 @@ class Tree:
         with entries:
             for entry in entries:
                 is_folder = entry.is_dir(follow_symlinks=False)
-                if (not at and entry.name == OWN) or not (is_folder or entry.is_file(follow_symlinks=False)):
+                if not (is_folder or entry.is_file(follow_symlinks=False)):
                     continue
                 name = entry.name if is_folder else names.unmarked(entry.name)
                 segment = names.segment_of(
@@ -182,44 +203,37 @@ class Tree:
         plain = self.root.joinpath(*names.names_of(key, folds_case=self.ledger.folds_case))
         return plain, _marked(plain)
 
-    def _place(self, key: str, temp: Path) -> None:
-        *folders, name = names.names_of(key, folds_case=self.ledger.folds_case)
-        for attempt in range(_TRIES):
-            try:
-                folder = self._make_folders(folders)
-                plain = folder / name
-                is_taken = plain.is_dir() or (not plain.exists() and _marked(plain).exists())
-                os.replace(temp, _marked(plain) if is_taken else plain)
-                if not is_taken:
-                    _marked(plain).unlink(missing_ok=True)
-            except (FileNotFoundError, FileExistsError, IsADirectoryError):
-                # Another writer has removed an empty folder, or made one or an object of that name.
-                if attempt == _TRIES - 1 or not temp.exists():
-                    raise
-            else:
-                sync(folder)
-                return
-
-    def _make_folders(self, folders: Sequence[str]) -> Path:
-        path = self.root
-        for name in folders:
+    def _make_folders(self, key: str) -> None:
+        path, at = self.root, ""
+        for name, segment in zip(
+            names.names_of(key, folds_case=self.ledger.folds_case)[:-1], key.split("/"), strict=False
+        ):
             path /= name
+            at += segment
             try:
                 path.mkdir()
             except FileExistsError:
-                if path.is_dir():
-                    continue
-                with suppress(FileNotFoundError):
-                    os.replace(path, _marked(path))  # an object of this name makes room for the folder
-                path.mkdir()
-            sync(path.parent)
-        return path
+                if not path.is_dir():
+                    self._move_aside(path, at)
+                    path.mkdir()
+                    sync(path.parent)
+            else:
+                sync(path.parent)
+            at += "/"
+
+    def _move_aside(self, path: Path, key: str) -> None:
+        """Mark the file of an object whose name a folder needs; locked, for a folder must never be renamed so."""
+        with self.ledger.locked(key):
+            if version_at(path) is not None:
+                os.replace(path, _marked(path))
 
     def _prune(self, folder: Path) -> Path:
         """Remove folders that have become empty; returns the first that stays."""
         while folder != self.root:
             try:
                 folder.rmdir()
+            except FileNotFoundError:
+                pass  # another deleter was quicker
             except OSError:
                 break
             folder = folder.parent

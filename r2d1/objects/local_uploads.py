@@ -72,8 +72,8 @@ class Uploads:
         return Attributes(**json.loads((folder / _HEADER).read_bytes())["attributes"])
 
     def remove(self, upload_id: str) -> None:
-        if _ID.fullmatch(upload_id):
-            shutil.rmtree(self._ledger.uploads / upload_id, ignore_errors=True)
+        if (folder := self._folder_of(upload_id)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def open_below(self, prefix: str) -> list[OpenUpload]:
         found = []
@@ -85,10 +85,16 @@ class Uploads:
 
     def folder(self, operation: str, key: str, upload_id: str) -> Path:
         """Where an upload's parts are; ``UploadNotFound`` when there is no such upload of this key."""
-        folder = self._ledger.uploads / upload_id
-        if not _ID.fullmatch(upload_id) or self._key_of(folder) != key:
-            raise UploadNotFound(operation, key, reason=f"no open upload {upload_id!r}")
+        folder = self._folder_of(upload_id)
+        if folder is None or self._key_of(folder) != key:
+            raise UploadNotFound(
+                operation, key, status=404, code="NoSuchUpload", reason=f"no open upload {upload_id!r}"
+            )
         return folder
+
+    def _folder_of(self, upload_id: str) -> Path | None:
+        """The id comes from a journal or a caller: only one of our form may become a path."""
+        return self._ledger.uploads / upload_id if _ID.fullmatch(upload_id) else None
 
     def _key_of(self, folder: Path) -> str | None:
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     import aiohttp
 
 #: Bytes read from a source at once, and most bytes of a part that are in memory (aiohttp may hold a second copy).
-BLOCK = 1 << 20
+BLOCK = 512 << 10
 
 #: Bytes gathered before a sink's thread is woken.
 _GATHER = 512 << 10
@@ -42,7 +41,7 @@ class UploadBody:
         self._left = source.size
         self._blocks: Iterator[bytes | memoryview] | None = None
         self._closed = False
-        self._reading = threading.Lock()
+        self._turn = anyio.Lock()
 
     def read(self) -> bytes:
         """Only here because botocore takes no body without it; nothing may read a body whole."""
@@ -53,40 +52,34 @@ class UploadBody:
 
     async def __anext__(self) -> bytes:
         self._moved()
+        if not self._left:
+            self.finished = True
+            raise StopAsyncIteration
         try:
-            block = await in_thread(self._next, limiter=self._threads)
-            self._left -= len(block)
-            if self._left < 0 or not (block or self._left == 0):
-                raise Superseded(f"the source gave {self._source.size - self._left} of {self._source.size} bytes")
+            async with self._turn:
+                return await in_thread(self._next, limiter=self._threads)
         except Exception as exc:
             self.failure = exc
             raise
-        if not block:
-            self.finished = True
-            raise StopAsyncIteration
-        return block
 
     def _next(self) -> bytes:
-        with self._reading:
-            if self._closed:
-                return b""
-            if self._blocks is None:
-                self._blocks = self._source.blocks(BLOCK)
-            # A copy: a source may reuse its buffer, and the transport keeps what it has not sent yet.
-            return bytes(next(self._blocks, b""))
+        if self._blocks is None:
+            self._blocks = self._source.blocks(BLOCK)
+        # A copy: a source may reuse its buffer, and the transport keeps what it has not sent yet.
+        block = b"" if self._closed else bytes(next(self._blocks, b""))
+        self._left -= len(block)
+        if not block or self._left < 0 or (self._left == 0 and next(self._blocks, b"")):
+            given = "more" if block else self._source.size - self._left
+            raise Superseded(f"the source gave {given} of {self._source.size} bytes")
+        return block
 
     async def aclose(self) -> None:
-        """Wait for a read under way and close the source's iterator, even when cancelled."""
+        """Wait for a read under way, which the HTTP library has cancelled by now, and close the source's iterator."""
         with anyio.CancelScope(shield=True):
-            await in_thread(self._close)
-
-    def _close(self) -> None:
-        with self._reading:
-            self._closed = True
-            close = getattr(self._blocks, "close", None)
-            self._blocks = None
-        if close is not None:
-            close()
+            async with self._turn:
+                self._closed = True
+                if self._left and (close := getattr(self._blocks, "close", None)) is not None:
+                    await in_thread(close)
 
 
 def read_whole(source: Source) -> bytes:

@@ -9,7 +9,7 @@ import hashlib
 import logging
 import os
 from base64 import b64encode
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import aioboto3
@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from r2d1.settings import Settings
 
 REGION = "auto"
-
-#: Requests that may run beside the transfers (listings, heads, aborts).
-_BESIDE = 4
 
 #: Loggers that print headers, signatures or the credentials' effects when they are let.
 _LOUD = (
@@ -64,7 +61,7 @@ class DeclaredPayloadAuth(S3SigV4Auth):  # type: ignore[misc]
 _SIGNER = "r2d1-s3v4"
 
 
-def open_client(settings: Settings) -> AbstractAsyncContextManager[Any]:
+def open_client(settings: Settings, *, connections: int) -> AbstractAsyncContextManager[Any]:
     """The client, to be entered on the event loop. Blocks for a tenth of a second: call it in a worker thread.
 
     Raises ``ConfigError`` when the CA bundle cannot be read.
@@ -76,11 +73,12 @@ def open_client(settings: Settings) -> AbstractAsyncContextManager[Any]:
     is_tls = settings.r2_endpoint.startswith("https:")
     transport = partial(
         Transport,
-        limit=settings.concurrency + _BESIDE,
+        limit=connections,
         tls=settings.ssl_context() if is_tls else None,
         proxy=settings.proxy_for(settings.r2_endpoint),
     )
     session = aioboto3.Session(botocore_session=_isolated_session())
+    del _loader().search_paths[1:]  # every session of aioboto3 adds a folder
     return session.client(  # type: ignore[no-any-return]
         "s3",
         endpoint_url=settings.r2_endpoint,
@@ -102,7 +100,7 @@ def _config(transport: partial[Transport]) -> AioConfig:
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
         retries={"mode": "legacy", "total_max_attempts": 1},
-        proxies={},
+        proxies={},  # Transport has its own; None would look into the environment
         inject_host_prefix=False,
     )
 
@@ -125,8 +123,12 @@ def _isolated_session() -> AioSession:
     return session
 
 
+@cache
 def _loader() -> Loader:
-    """Botocore's own data alone (``~/.aws/models`` would be read too), S3's read already: it takes a while."""
+    """Botocore's own data alone (``~/.aws/models`` would be read too), S3's read already, as it takes a while.
+
+    The data never changes, so all clients of a process share it.
+    """
     loader = Loader(extra_search_paths=[Loader.BUILTIN_DATA_PATH], include_default_search_paths=False)
     loader.load_service_model("s3", "service-2")
     loader.load_service_model("s3", "endpoint-rule-set-1")

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import aiohttp
-from aiohttp.http_exceptions import HttpProcessingError
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 from botocore.parsers import ResponseParserError
 
@@ -47,7 +46,8 @@ def translated(operation: str, subject: str, *, redact: Redact, idle_s: float) -
         yield
     except ClientError as exc:
         exc.args = tuple(redact(str(arg)) for arg in exc.args)
-        raise error_for(operation, subject, _refusal(exc, redact)) from exc
+        # Without its frames: they hold the answer as it came, and some error reporters print locals.
+        raise error_for(operation, subject, _refusal(exc, redact)) from exc.with_traceback(None)
     except ParamValidationError as exc:
         raise ConfigError(f"{operation} {subject}: {redact(str(exc))}") from exc
     except (BotoCoreError, ResponseParserError) as exc:
@@ -92,7 +92,7 @@ def _transport_error(operation: str, subject: str, exc: aiohttp.ClientError, red
         error = NotSent(operation, subject, reason=redact(reason), hint=hint)
         _set_transient(error, transient)
         return error
-    if isinstance(exc, aiohttp.ClientResponseError) or isinstance(exc.__cause__, HttpProcessingError):
+    if isinstance(exc, aiohttp.ClientResponseError):
         return RemoteUnavailable(operation, subject, reason="the answer is not HTTP", hint=_NOT_S3)
     return RemoteUnavailable(operation, subject, reason=redact(_how_it_broke(exc)), hint=_NETWORK)
 

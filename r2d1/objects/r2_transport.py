@@ -7,11 +7,12 @@ Cloudflare's cookies, and verifies no certificate behind a proxy.
 
 from __future__ import annotations
 
+import socket
+import sys
 from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 from aiobotocore.awsrequest import AioAWSResponse
-from multidict import CIMultiDict
 from yarl import URL
 
 from r2d1.objects.r2_bodies import UploadBody
@@ -19,6 +20,7 @@ from r2d1.objects.r2_bodies import UploadBody
 if TYPE_CHECKING:
     import ssl
 
+    from aiohttp.connector import AddrInfoType
     from botocore.awsrequest import AWSPreparedRequest
 
 CONNECT_S = 10.0
@@ -28,6 +30,10 @@ _KEEPALIVE_S = 15.0
 
 #: Most bytes of an answer that is held whole (documents and errors); a full page of a listing has at most 4 MB.
 _MAX_ANSWER = 16 << 20
+
+#: Most bytes the kernel takes before it has sent them: the rest waits here, where its progress is seen.
+_UNSENT = 256 << 10
+_TCP_NOTSENT_LOWAT = {"linux": 25, "darwin": 0x201}.get(sys.platform)
 
 #: aiohttp reads ahead up to twice this before it stops reading the socket.
 _READ_AHEAD = 256 << 10
@@ -55,6 +61,7 @@ class Transport:
             limit=self._limit,
             keepalive_timeout=_KEEPALIVE_S,
             ssl=self._tls if self._tls is not None else True,
+            socket_factory=_socket,
         )
         self._session = aiohttp.ClientSession(
             connector=connector,
@@ -89,12 +96,21 @@ class Transport:
             raw: Any = response
             if not request.stream_output or response.status >= 300:
                 raw = await _held(response)
-                if isinstance(request.body, UploadBody) and not request.body.finished:
-                    response.close()  # refused before the body was sent: nobody will read the rest
+            if response.status >= 300 and isinstance(request.body, UploadBody) and not request.body.finished:
+                response.close()  # refused before the body was sent: nobody will read the rest
         except BaseException:
             response.close()
             raise
         return AioAWSResponse(str(response.url), response.status, _names_lowered(response), raw)
+
+
+def _socket(address: AddrInfoType) -> socket.socket:
+    """A socket whose buffer does not swallow megabytes: on a slow link they would take longer than silence may."""
+    family, kind, protocol, _, _ = address
+    made = socket.socket(family, kind, protocol)
+    if _TCP_NOTSENT_LOWAT is not None:
+        made.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _UNSENT)
+    return made
 
 
 async def _one_attempt(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
@@ -126,12 +142,9 @@ async def _held(response: aiohttp.ClientResponse) -> _Held:
     return _Held(bytes(content))
 
 
-def _headers_of(request: AWSPreparedRequest) -> CIMultiDict[str]:
-    headers: CIMultiDict[str] = CIMultiDict(
-        (name, value.decode() if isinstance(value, bytes) else value) for name, value in request.headers.items()
-    )
-    headers["Accept-Encoding"] = "identity"
-    return headers
+def _headers_of(request: AWSPreparedRequest) -> dict[str, str]:
+    headers = {name: value.decode() if isinstance(value, bytes) else value for name, value in request.headers.items()}
+    return headers | {"Accept-Encoding": "identity"}
 
 
 def _names_lowered(response: aiohttp.ClientResponse) -> dict[str, str]:

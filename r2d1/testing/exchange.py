@@ -148,7 +148,7 @@ class Exchange:
                 head = stop_at - self._sent
                 await self._write(response, reply, block[:head])
                 await self._interrupt(reply)
-                block, stop_at = block[head:], None
+                block, stop_at = block[head:], None  # noqa: PLW2901  # what is left of it
             await self._write(response, reply, block)
             if isinstance(self._action, faults.Trickle):
                 await asyncio.sleep(1 / self._action.bytes_per_s)

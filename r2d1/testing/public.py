@@ -6,6 +6,9 @@ differs from the S3 API: a range that cannot be read, or several of them, give t
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 from r2d1.testing.answers import Reply, Request, object_headers
 from r2d1.testing.blob import Blob
 from r2d1.testing.bodies import Announced, Body
@@ -18,11 +21,26 @@ from r2d1.testing.stored import StoredObject
 PUBLIC = "public"
 
 
+#: A bucket's CORS policy as R2's dashboard takes it: a list of rules.
+Policy = Sequence[Mapping[str, Any]]
+
+#: What the double's bucket allows unless a test says otherwise.
+OPEN: Policy = (
+    {
+        "AllowedOrigins": ["*"],
+        "AllowedMethods": ["GET", "HEAD"],
+        "AllowedHeaders": ["*"],
+        "ExposeHeaders": ["Content-Length", "Content-Range", "ETag"],
+    },
+)
+
+
 class PublicService:
-    """Serves every object of a bucket to anyone."""
+    """Serves every object of a bucket to anyone. ``cors`` is the bucket's policy."""
 
     def __init__(self, model: Bucket) -> None:
         self._model = model
+        self.cors = OPEN
 
     def admit(self, request: Request) -> Announced:
         """Anyone may ask."""
@@ -30,7 +48,14 @@ class PublicService:
 
     def answer(self, request: Request, body: Body) -> Reply:
         reply = self._answer(request)
-        return Reply(reply.status, {**reply.headers, **_cors(request)}, reply.blob, reply.start, reply.stop, reply.code)
+        return Reply(
+            reply.status,
+            {**reply.headers, **_cors(self.cors, request)},
+            reply.blob,
+            reply.start,
+            reply.stop,
+            reply.code,
+        )
 
     def _answer(self, request: Request) -> Reply:
         if request.method == "OPTIONS":
@@ -72,16 +97,39 @@ def _page(status: int, code: str) -> Reply:
     return Reply(status, {"Content-Type": "text/html"}, Blob([text.encode()]), code=code)
 
 
-def _cors(request: Request) -> dict[str, str]:
-    """CORS headers appear only when an ``Origin`` was sent."""
-    if "origin" not in request.headers:
+def _cors(policy: Policy, request: Request) -> dict[str, str]:
+    """CORS headers appear only when an ``Origin`` was sent, and a rule allows it what it asks for."""
+    headers = request.headers
+    origin = headers.get("origin")
+    if origin is None:
         return {}
-    headers = {
-        "Access-Control-Allow-Origin": "*",
-        "Access-Control-Expose-Headers": "Content-Length, Content-Range, ETag",
+    is_preflight = request.method == "OPTIONS"
+    method = headers.get("access-control-request-method", "GET") if is_preflight else request.method
+    wanted = headers.get("access-control-request-headers", "") if is_preflight else ""
+    for rule in policy:
+        if _allows(rule, origin, method, [name.strip().lower() for name in wanted.split(",") if name.strip()]):
+            return _granted(rule, origin, wanted, is_preflight=is_preflight)
+    return {}
+
+
+def _allows(rule: Mapping[str, Any], origin: str, method: str, wanted: Sequence[str]) -> bool:
+    allowed = {str(name).lower() for name in rule.get("AllowedHeaders", ())}
+    return (
+        bool({"*", origin} & set(rule["AllowedOrigins"]))
+        and method in rule["AllowedMethods"]
+        and ("*" in allowed or allowed.issuperset(wanted))
+    )
+
+
+def _granted(rule: Mapping[str, Any], origin: str, wanted: str, *, is_preflight: bool) -> dict[str, str]:
+    granted = {
+        "Access-Control-Allow-Origin": "*" if "*" in rule["AllowedOrigins"] else origin,
+        "Access-Control-Expose-Headers": ", ".join(rule.get("ExposeHeaders", ())),
         "Vary": "Origin",
     }
-    if request.method == "OPTIONS":
-        headers["Access-Control-Allow-Methods"] = "GET, HEAD"
-        headers["Access-Control-Allow-Headers"] = request.headers.get("access-control-request-headers", "range")
-    return headers
+    if is_preflight:
+        granted["Access-Control-Allow-Methods"] = ", ".join(rule["AllowedMethods"])
+        granted["Access-Control-Allow-Headers"] = wanted
+        if "MaxAgeSeconds" in rule:
+            granted["Access-Control-Max-Age"] = str(rule["MaxAgeSeconds"])
+    return {name: value for name, value in granted.items() if value}

@@ -46,8 +46,10 @@ CODES: Mapping[str, tuple[int, str]] = {
     "ServiceUnavailable": (503, "Service is unavailable. Please try again."),
     "SignatureDoesNotMatch": (
         403,
-        "The request signature we calculated does not match the signature you provided. Check your secret access key "
-        + "and signing method.",
+        (
+            "The request signature we calculated does not match the signature you provided. Check your secret access "
+            "key and signing method."
+        ),
     ),
     "SlowDown": (503, "Please reduce your request rate."),
     "TooManyRequests": (429, "Reduce your concurrent request rate for the same object."),

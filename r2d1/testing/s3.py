@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from email.utils import formatdate
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from aiohttp import web
 from anyio.from_thread import BlockingPortal, start_blocking_portal
@@ -22,7 +23,7 @@ from r2d1.testing.bodies import Announced, BodyReader
 from r2d1.testing.bucket import Bucket
 from r2d1.testing.exchange import Exchange
 from r2d1.testing.faults import Call, Fault, Script
-from r2d1.testing.public import PUBLIC, PublicService
+from r2d1.testing.public import PUBLIC, Policy, PublicService
 from r2d1.testing.requestlog import Count, RequestLog, RequestRecord
 from r2d1.testing.rules import Rules
 from r2d1.testing.sigv4 import Credentials, Head
@@ -127,8 +128,9 @@ class S3Double:
         if failure is not None:
             raise failure
 
-    def __enter__(self) -> S3Double:
-        return self.start()
+    def __enter__(self) -> Self:
+        self.start()
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -163,6 +165,15 @@ class S3Double:
     def public_url(self) -> str:
         """Where anyone may read the bucket's objects: ``<public_url>/<key>``."""
         return f"{self.url}/{PUBLIC}"
+
+    @property
+    def cors(self) -> Policy:
+        """The public endpoint's CORS policy, a list of rules as R2's dashboard takes it; open unless it is set."""
+        return self._public.cors
+
+    @cors.setter
+    def cors(self, policy: Policy) -> None:
+        self._public.cors = policy
 
     @property
     def bucket(self) -> str:

@@ -153,7 +153,7 @@ def _scope(credential: str, amz_date: str) -> _Scope:
 
 def _check_signature(canonical: str, scope: _Scope, credentials: Credentials, provided: str) -> None:
     digest = hashlib.sha256(canonical.encode("utf-8", "surrogateescape")).hexdigest()
-    to_sign = "\n".join([ALGORITHM, scope.amz_date, scope.text, digest])
+    to_sign = f"{ALGORITHM}\n{scope.amz_date}\n{scope.text}\n{digest}"
     key = f"AWS4{credentials.secret_key}".encode()
     for step in (scope.date, scope.region, "s3", "aws4_request"):
         key = hmac.digest(key, step.encode(), "sha256")

@@ -9,21 +9,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from blake3 import blake3
-
 from r2d1.checkpoint import Identity
-from r2d1.digest import Hasher, new_hasher
+from r2d1.digest import Hasher, crc64nvme, new_hasher
 from r2d1.errors import CheckpointError, Superseded
 from r2d1.objects import BodyCheck, ByteRange
 from r2d1.transfer.lane import BLOCK
-from r2d1.transfer.plan import plan_ranges
 
 
 def open_unchanged(path: Path, expected: Identity) -> int:
     """Open a file to be shipped; ``Superseded`` when it is not the one that was looked at."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError as exc:
+    except (FileNotFoundError, NotADirectoryError) as exc:
         raise Superseded(f"{path}: deleted while the checkpoint was being shipped") from exc
     except OSError as exc:
         raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
@@ -34,11 +31,17 @@ def open_unchanged(path: Path, expected: Identity) -> int:
 
 
 def read_blocks(fd: int, span: ByteRange, block_size: int, name: str) -> Iterator[memoryview]:
-    """Read a span in blocks into one reused buffer; ``Superseded`` when the file ends early."""
+    """Read a span in blocks into one reused buffer; ``Superseded`` when the file ends early.
+
+    ``OSError`` naming the file when the disk fails.
+    """
     buffer = memoryview(bytearray(min(block_size, span.size)))
     at = span.start
     while at < span.stop:
-        got = os.preadv(fd, [buffer[: min(block_size, span.stop - at)]], at)
+        try:
+            got = os.preadv(fd, [buffer[: min(block_size, span.stop - at)]], at)
+        except OSError as exc:
+            raise OSError(exc.errno, exc.strerror, name) from exc
         if got == 0:
             raise Superseded(f"{name}: became shorter while the checkpoint was being shipped")
         yield buffer[:got]
@@ -50,11 +53,11 @@ class SliceHashes:
 
     def __init__(self, fd: int, name: str, upload_check: str) -> None:
         self._fd, self._name, self._upload_check = fd, name, upload_check
-        self._whole: Hasher = blake3()
+        self._whole = new_hasher()
 
     def next_part(self, span: ByteRange) -> tuple[str, BodyCheck | None]:
         """The hex digest of the next slice of several, and its check."""
-        return self._next(span, blake3(), self._whole)
+        return self._next(span, new_hasher(), self._whole)
 
     def next_only(self, span: ByteRange) -> tuple[str, BodyCheck | None]:
         """The hex digest of a file that is one slice, hashed once, and its check."""
@@ -83,8 +86,6 @@ class _Check:
 
     def update(self, block: memoryview) -> None:
         if self._algorithm == "crc64nvme":
-            from awscrt.checksums import crc64nvme
-
             self._crc = crc64nvme(block, self._crc)
         elif self._algorithm == "md5":
             self._md5.update(block)
@@ -114,7 +115,7 @@ class SliceSource:
         return self.span.size
 
     def blocks(self, block_size: int) -> Iterator[bytes | memoryview]:
-        hasher = blake3()
+        hasher = new_hasher()
         left = self.span.size
         for block in read_blocks(self.fd, self.span, block_size, self.name):
             hasher.update(block)

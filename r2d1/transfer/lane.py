@@ -19,7 +19,7 @@ class Lane:
     """One budget over all files of all checkpoints of a client.
 
     ``concurrency`` pieces (parts, small objects, ranges) are in flight at most; a piece holds a few blocks
-    in memory, never itself as a whole.
+    in memory, never itself as a whole. ``keeps_told_etags`` is learnt: the ETag that Complete tells is the object's.
     """
 
     store: ObjectStore
@@ -29,6 +29,7 @@ class Lane:
     upload_check: str = "crc64nvme"
     slots: anyio.Semaphore = field(init=False)
     disk: anyio.CapacityLimiter = field(init=False)
+    keeps_told_etags: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
         self.slots = anyio.Semaphore(self.concurrency)

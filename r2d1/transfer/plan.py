@@ -13,6 +13,8 @@ _MD5_HEX = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 def plan_ranges(size: int, part_size: int) -> list[ByteRange]:
     """Cover ``size`` bytes with consecutive ranges of ``part_size``; only the last one may be shorter."""
+    if part_size < 1:
+        raise ValueError(f"a part has at least one byte, not {part_size}")
     return [ByteRange(at, min(at + part_size, size)) for at in range(0, size, part_size)]
 
 

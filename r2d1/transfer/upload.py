@@ -222,8 +222,19 @@ async def _complete(job: _Sending, upload: OpenFile, parts: list[Part]) -> str:
                 error.operation, error.subject, reason=f"the upload is gone and no object came of it ({error})"
             ) from error
         etag = found
+    else:
+        etag = await _etag_kept(job, etag)
     await job.log.forget_open(job.key)
     return etag
+
+
+async def _etag_kept(job: _Sending, told: str) -> str:
+    """The ETag that listings will show. Some stores tell another at Complete, so the first one is looked at."""
+    if job.lane.keeps_told_etags:
+        return told
+    kept = (await job.lane.store.head(job.key)).etag
+    job.lane.keeps_told_etags = kept == told
+    return kept
 
 
 async def _completed_all_the_same(job: _Sending, parts: list[Part]) -> str | None:

@@ -1,0 +1,160 @@
+"""A pull that is killed leaves no final folder and is resumed; a pull that fails never looks like a fresh start."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+from dataclasses import replace
+
+import pytest
+
+from r2d1 import AsyncFetcher
+from r2d1.errors import (
+    AccessRefused,
+    BucketNotFound,
+    ConfigError,
+    IntegrityError,
+    RemoteError,
+    RemoteUnavailable,
+)  # fmt: skip
+from r2d1.events import Teller
+from r2d1.objects.r2 import R2Store
+from r2d1.objects.resilient import Resilient
+from r2d1.remote import Remote
+from r2d1.retry import Brake, RetryPolicy
+from r2d1.settings import Secret
+from r2d1.testing import Answer, Fault, FlipReply, Gate, Hold, Stall, When
+from tests.checkpoints import files_of, write_checkpoint
+from tests.children import Killer, child_env, started
+from tests.remote_ends import Hasty, Told, open_courier, open_fetcher, settings_of, stray_files
+
+PART = 64 << 10
+SLICES = 20
+LATEST, NAMED, PREFIX = "r2://jobs/job/latest", "r2://jobs/job/chk_1", "r2://jobs/job/chk_1/sub"
+PULL = "import sys; from r2d1 import Fetcher; Fetcher.from_env().pull(sys.argv[1], dest=sys.argv[2])"
+
+
+async def ship(s3, directory, slices: int = 4) -> dict[str, bytes]:
+    files = {"big.bin": os.urandom(slices * PART), "sub/small.bin": b"small"}
+    folder = write_checkpoint(directory, "chk_1", 1, files)
+    async with open_courier(s3, part_size=PART) as courier:
+        await courier.ship(folder, "job")
+    return files
+
+
+@pytest.mark.parametrize("killed_at", [1, 12, 21])
+async def test_a_killed_pull_is_resumed(s3, tmp_path, killed_at):
+    """SIGKILL at the first, a middle and the last range: nothing under the final name; few bytes come twice."""
+    files = await ship(s3, tmp_path / "up", SLICES)
+    dest, killer = tmp_path / "down", Killer()
+    when = When(operation="GetObject", matches=lambda call: "range" in call.headers, nth=killed_at)
+    s3.faults.add(Fault(when, killer.hook))
+    with started(PULL, LATEST, dest, env=child_env(s3.env())) as child:
+        killer.victims.append(child)
+        assert child.wait(timeout=60) == -signal.SIGKILL
+    assert [path.name for path in dest.iterdir()] == [".r2d1"]
+    before = len(s3.requests)
+    async with open_fetcher(s3) as fetcher:
+        info = await fetcher.pull(LATEST, dest)
+    assert files_of(info.local_dir) == files
+    assert info.verified
+    assert not info.cached
+    assert stray_files(dest) == []
+    ranges = [record for record in s3.requests[before:] if "range" in record.headers]
+    under_way = fetcher.settings.concurrency
+    assert SLICES + 1 - killed_at <= len(ranges) <= SLICES + 1 - killed_at + 2 * under_way
+
+
+REFUSALS = {
+    "401": (Answer(401, "Unauthorized"), AccessRefused),
+    "403": (Answer(403, "AccessDenied"), AccessRefused),
+    "404 of the bucket": (Answer(404, "NoSuchBucket"), BucketNotFound),
+    "404 of a web server": (Answer(404, body=b"<html>", headers={"Content-Type": "text/html"}), RemoteError),
+    "500 for ever": (Answer(500, "InternalError"), RemoteUnavailable),
+    "503 for ever": (Answer(503, "SlowDown"), RemoteUnavailable),
+}
+OPERATIONS = ["GetObject", "ListObjectsV2"]
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+async def test_every_refusal_raises(s3, tmp_path, refusal):
+    """Whatever is asked for, a store that refuses each request of a kind is an error and never ``found=False``."""
+    await ship(s3, tmp_path / "up")
+    answer, kind = REFUSALS[refusal]
+    async with open_fetcher(s3) as fetcher:
+        for uri, operation in itertools.product((LATEST, NAMED, PREFIX), OPERATIONS):
+            s3.faults.clear()
+            s3.faults.add(Fault(When(operation=operation), answer, times=None))
+            with pytest.raises(kind):
+                await fetcher.pull(uri, tmp_path / "down")
+    assert [path.name for path in (tmp_path / "down").iterdir() if not path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("wrong", ["access key", "secret key", "bucket", "dead host", "closed port"])
+async def test_every_wrong_setting_raises(s3, tmp_path, monkeypatch, wrong):
+    """Wrong keys, an unknown bucket and a host that is not there raise, even where nothing was ever shipped."""
+    settings = settings_of(s3)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    changed, kind = {
+        "access key": ({"access_key": "f" * 32}, AccessRefused),
+        "secret key": ({"secret_key": Secret("f" * 64)}, AccessRefused),
+        "bucket": ({"bucket": "another"}, BucketNotFound),
+        "dead host": ({"endpoint_url": "http://nobody.invalid"}, RemoteUnavailable),
+        "closed port": ({"endpoint_url": closed}, RemoteUnavailable),
+    }[wrong]
+    if wrong == "dead host":
+        monkeypatch.setattr(socket, "getaddrinfo", unknown_host)
+    async with AsyncFetcher(replace(settings, **changed), rng=Hasty(), observer=Told()) as fetcher:
+        for uri in (LATEST, NAMED, PREFIX, "r2://nothing/here"):
+            with pytest.raises(kind):
+                await fetcher.pull(uri, tmp_path / "down")
+
+
+def unknown_host(*_args: object, **_kwargs: object) -> object:
+    raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+
+async def test_damage_that_stays_raises(s3, tmp_path):
+    """A slice that is always damaged is an error that names it, and nothing is placed."""
+    await ship(s3, tmp_path / "up")
+    third = When(matches=lambda call: call.headers.get("range") == f"bytes={2 * PART}-{3 * PART - 1}")
+    s3.faults.add(Fault(third, FlipReply(at=5), times=None))
+    async with open_fetcher(s3) as fetcher:
+        for uri in (LATEST, NAMED):
+            with pytest.raises(IntegrityError, match=r"big\.bin.*bytes 131072 to 196608"):
+                await fetcher.pull(uri, tmp_path / "down")
+    assert not (tmp_path / "down" / "chk_1").exists()
+
+
+@pytest.mark.parametrize("what", ["no answer", "a stalled body"])
+async def test_silence_raises(s3, tmp_path, what):
+    """A store that takes requests and says nothing, or stops in a body, is a time-out that raises."""
+    await ship(s3, tmp_path / "up")
+    gate = Gate()
+    s3.faults.add(Fault(When(), Hold(gate) if what == "no answer" else Stall(gate, after=1), times=None))
+    settings, tell = settings_of(s3), Teller(None)
+    impatient = R2Store(settings, tell=tell, idle_s=0.05)
+    store = Resilient(impatient, policy=RetryPolicy(attempts=2, base_s=0), brake=Brake(Hasty()), tell=tell)
+    async with AsyncFetcher(settings, given=Remote(store, None), observer=Told()) as fetcher:
+        for uri in (LATEST, NAMED, PREFIX):
+            with pytest.raises(RemoteUnavailable, match="nothing moved for"):
+                await fetcher.pull(uri, tmp_path / "down")
+    gate.release()
+
+
+def test_missing_settings_raise(tmp_path, bare_environ):
+    """No credentials at all is an error before anything is asked, and names every spelling."""
+    with pytest.raises(ConfigError, match="R2D1_R2_ACCESS_KEY"):
+        AsyncFetcher.from_env()
+
+
+async def test_nothing_there_is_no_failure(s3, tmp_path):
+    """The bucket answered and holds nothing: ``found=False``, and the destination exists afterwards."""
+    async with open_fetcher(s3) as fetcher:
+        for number, uri in enumerate((LATEST, NAMED, PREFIX, "r2://nothing/here")):
+            info = await fetcher.pull(uri, tmp_path / str(number))
+            assert not info.found
+            assert (tmp_path / str(number)).is_dir()
