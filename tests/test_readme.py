@@ -45,7 +45,9 @@ def test_every_line_of_code_and_shell_runs_in_the_order_shown(user: tuple[Path, 
     """A reader who types everything from top to bottom ends with a checkpoint shipped, pulled and listed."""
     home, env = user
     for code in blocks("python"):
-        done = subprocess.run([sys.executable, "-c", code], cwd=home, env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=home, env=env, capture_output=True, text=True, timeout=60
+        )
         assert done.returncode == 0, f"{code}\n{done.stderr}"
     for line in blocks("sh")[2].splitlines():
         done = subprocess.run(line, shell=True, cwd=home, env=env, capture_output=True, text=True, timeout=60)

@@ -25,7 +25,19 @@ from r2d1.errors import (
     UploadNotFound,
 )
 from r2d1.events import AlreadyThere, BytesMoved, Committed, ShipStarted, Teller
-from r2d1.heads import JSON, Sealed, Ship, ShipLost, claim, commit, put_manifest, read_head, read_manifest, wipe
+from r2d1.heads import (
+    JSON,
+    Sealed,
+    Ship,
+    ShipLost,
+    claim,
+    commit,
+    is_ours,
+    put_manifest,
+    read_head,
+    read_manifest,
+    wipe,
+)
 from r2d1.journal import Done, Journal, StoredPart, UnderWay, state_of
 from r2d1.keys import FIRST_SHIP, CheckpointKeys, check_key
 from r2d1.manifest import FileEntry, Manifest
@@ -78,6 +90,7 @@ async def deliver(job: Delivery) -> tuple[Shipped, Manifest | None]:
     """
     stored = await read_head(job.store, job.of)
     if stored is not None and await _is_there(job, stored.value):
+        await _drop_under_way(job, stored.value)
         return await _note_done(job, stored.value, is_new=False), None
     for _ in range(_SHIPS):
         ship = await _claim(job, is_first=stored is None)
@@ -232,15 +245,27 @@ async def _sweep(job: Delivery, ship: Ship) -> None:
             await job.store.abort_upload(upload.key, upload.upload_id)
 
 
+async def _drop_under_way(job: Delivery, head: Head) -> None:
+    """Somebody else committed the same files: what was begun here for them is not needed any more."""
+    known = await in_thread(job.journal.under_way, job.scope, job.of.name)
+    if known is not None and not head.names((ship := Ship(job.of, known.ship, known.owner)).prefix):
+        await _abandon(job, ship)
+
+
 async def _abandon(job: Delivery, ship: Ship) -> None:
-    """Delete what a ship that will never be committed has sent, unless the head names it after all."""
+    """Delete what a ship that will never be committed has sent, unless the head names it after all.
+
+    The journal knows a ship before its record is written. When the record turns out not to be ours, somebody
+    else uploads below that prefix, or gc has taken it, and nothing there is ours to delete.
+    """
     for upload in await in_thread(job.journal.uploads, job.scope, job.of.name):
         await job.store.abort_upload(upload.key, upload.upload_id)
     await in_thread(job.journal.forget_uploads, job.scope, job.of.name)
-    await _sweep(job, ship)
-    stored = await read_head(job.store, job.of)
-    if stored is None or not stored.value.names(ship.prefix):
-        await wipe(job.store, job.of, ship.prefix)
+    if await is_ours(job.store, ship):
+        await _sweep(job, ship)
+        stored = await read_head(job.store, job.of)
+        if stored is None or not stored.value.names(ship.prefix):
+            await wipe(job.store, job.of, ship.prefix)
     await in_thread(job.journal.end_ship, job.scope, job.of.name)
 
 

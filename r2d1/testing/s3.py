@@ -33,6 +33,11 @@ ACCESS_KEY = "0123456789abcdef0123456789abcdef"
 SECRET_KEY = "fedcba9876543210" * 4
 
 
+#: Turns of the loop after which a connection that was just accepted is the server's: asyncio loses those that a
+#: listener has taken and not yet handed over when it is closed.
+_ACCEPT_STEPS = 4
+
+
 class _Connection(web.RequestHandler):
     """A connection that knows its number; bodies are left as they come, heads may be as long as R2 allows."""
 
@@ -290,6 +295,8 @@ class S3Double:
 
     async def _stop_listening(self) -> None:
         if self._listener is not None:
+            for _ in range(_ACCEPT_STEPS):
+                await asyncio.sleep(0)
             self._listener.close()
             self._listener = None
         await self._drop()

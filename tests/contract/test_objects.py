@@ -31,6 +31,12 @@ def moto() -> Iterator[str]:
     server.stop()
 
 
+@pytest.fixture(scope="module")
+def double() -> Iterator[S3Double]:
+    with S3Double(rules=Rules(write_interval_s=0.0)) as double:
+        yield double
+
+
 class TestLocalStore(ObjectStoreContract):
     """A directory: parts of any size, as long as they are equal."""
 
@@ -65,11 +71,6 @@ class TestR2Store(ObjectStoreContract):
         store = R2Store(settings_for(double), tell=Teller(None))
         yield store
         await store.aclose()
-
-    @pytest.fixture
-    def double(self) -> Iterator[S3Double]:
-        with S3Double(rules=Rules(write_interval_s=0.0)) as double:
-            yield double
 
 
 class TestResilientStore(TestR2Store):

@@ -1,135 +1,171 @@
-"""The real package r2d1 0.2.1, in an interpreter of its own: it reads what we ship, we read what it ships."""
+"""The real package r2d1 0.2.1 reads what we ship, and we read what it ships; in an environment of its own."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
-from dataclasses import replace
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from r2d1 import Courier, Fetcher, write_sidecar
-from r2d1.testing import D1Double, Rules, S3Double
+from r2d1.events import AlreadyThere
+from tests.checkpoints import files_of, write_checkpoint
+from tests.children import child_env
+from tests.remote_ends import Told, bodies_sent, open_courier, open_fetcher
 
 pytestmark = pytest.mark.interop
 
-#: Run by 0.2.1's own interpreter: its REST base is a class attribute, and its client that of boto3.
-PROLOGUE = """
-import json, sys
-from r2d1 import Courier, Fetcher
+OLD_VERSION = "0.2.1"
+#: What the old line needs besides the settings it shares with us.
+ACCOUNT = {"R2D1_ACCOUNT_ID": "0123456789abcdef0123456789abcdef"}
+
+PULL = """
+import importlib.metadata, json, sys
+from r2d1 import Fetcher
 from r2d1.d1 import D1Client
-D1Client._BASE = {base!r}
-secrets = {secrets!r}
+
+D1Client._BASE = sys.argv[3]
+info = Fetcher.from_env().pull(sys.argv[1], dest=sys.argv[2])
+print(json.dumps({"version": importlib.metadata.version("r2d1"), "found": info.found, "epoch": info.epoch,
+                  "dir": str(info.local_dir)}))
+"""
+
+SHIP = """
+import importlib.metadata, json, sys
+from pathlib import Path
+from r2d1 import Courier
+from r2d1.d1 import D1Client
+
+D1Client._BASE = sys.argv[3]
+courier = Courier.from_env()
+if courier._d1 is not None:
+    courier._d1.ensure_checkpoints_table()
+courier._scan(Path(sys.argv[1]), sys.argv[2])  # what its thread does once in poll_every seconds
+courier.flush(timeout=60)
+print(json.dumps({"version": importlib.metadata.version("r2d1")}))
 """
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def old_python() -> str:
+    """The interpreter that has r2d1 0.2.1."""
     path = os.environ.get("R2D1_OLD_PYTHON")
-    assert path, "R2D1_OLD_PYTHON must name an interpreter that has r2d1==0.2.1; `nox -s interop` makes one"
+    if not path:
+        pytest.fail(
+            "R2D1_OLD_PYTHON must name an interpreter with r2d1==0.2.1, boto3 and requests; `nox -s interop` does"
+        )
     return path
 
 
 @pytest.fixture
-def s3():
-    """boto3's own checksum headers are among what R2 takes."""
-    with S3Double(rules=replace(Rules.r2(), write_interval_s=0.0)) as double:
-        yield double
+def old(old_python, s3, d1, tmp_path):
+    """Runs a script of the old line against the doubles; with D1 or, as it calls that, in R2-only mode."""
+
+    def run(script: str, *args: object, has_d1: bool) -> dict[str, object]:
+        given: Mapping[str, str] = {**s3.env(), **ACCOUNT, **(d1.settings_env() if has_d1 else {})}
+        env = {name: value for name, value in child_env(given).items() if name != "PYTHONPATH"}
+        command = [old_python, "-c", script, *map(str, args), d1.url]
+        done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, (done.stdout, done.stderr)
+        said = json.loads(done.stdout.splitlines()[-1])
+        assert said["version"] == OLD_VERSION
+        assert "error" not in done.stdout, done.stdout
+        return said
+
+    return run
 
 
-def secrets_of(s3: S3Double, d1: D1Double | None) -> dict[str, str]:
-    """Settings for both generations; 0.2.1 wants an account even where an endpoint is given."""
-    return {"R2D1_ACCOUNT_ID": "0" * 32, **s3.env(), **(d1.settings_env() if d1 else {})}
+FILES = {"checkpoint.pt": b"weights" * 1_500_000, "config.json": b"{}", ".hidden": b"h", "sub/folder.bin": b"below"}
+#: What the old line's pulls bring besides the files, and leave in the folder.
+LEFTOVERS = {"r2d1.manifest.json", "chk_0042.json", "slot_0.json"}
 
 
-def run_old(python: str, s3: S3Double, d1: D1Double | None, code: str) -> str:
-    """Run a program of 0.2.1's users; returns the last line it printed."""
-    base = d1.url if d1 else "http://127.0.0.1:9/none"
-    program = PROLOGUE.format(base=base, secrets=secrets_of(s3, d1)) + code
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("R2D1_", "AWS_"))}
-    done = subprocess.run([python, "-I", "-c", program], env=env, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip().splitlines()[-1]
+def assert_brought(folder: Path, files: dict[str, bytes]) -> None:
+    found = files_of(folder)
+    assert {path: found[path] for path in files} == files
+    assert set(found) - set(files) <= LEFTOVERS
 
 
-def ship(s3: S3Double, d1: D1Double | None, directory: Path, versions: list[tuple[str, int, bytes]]) -> None:
-    for name, epoch, data in versions:
-        folder = directory / name
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "model.bin").write_bytes(data)
-        write_sidecar(folder, epoch=epoch)
-        with Courier.from_config(secrets_of(s3, d1)) as courier:
-            courier.ship(folder, "run")
+@pytest.mark.parametrize("has_d1", [True, False], ids=["by D1", "by its scan"])
+async def test_it_pulls_what_we_shipped(old, s3, d1, tmp_path, has_d1):
+    """Its fetcher finds ``latest`` and a named checkpoint of ours, and brings every file."""
+    async with open_courier(s3, d1) as courier:
+        await courier.ship(write_checkpoint(tmp_path / "up", "chk_0007", 7, {"checkpoint.pt": b"seven"}), "my_run")
+        await courier.ship(write_checkpoint(tmp_path / "up", "chk_0042", 42, FILES), "my_run")
+    said = old(PULL, "r2://jobs/my_run/latest", tmp_path / "down", has_d1=has_d1)
+    assert (said["found"], said["epoch"]) == (True, 42)
+    assert said["dir"] == str(tmp_path / "down" / "chk_0042")
+    assert_brought(tmp_path / "down" / "chk_0042", FILES)
+    old(PULL, "r2://jobs/my_run/chk_0042", tmp_path / "named", has_d1=has_d1)
+    assert_brought(tmp_path / "named", FILES)
 
 
-def pull_with_old(python: str, s3: S3Double, d1: D1Double | None, uri: str, dest: Path) -> dict[str, object]:
-    code = f"""
-info = Fetcher.from_config(secrets).pull({uri!r}, dest={str(dest)!r})
-print(json.dumps([info.found, info.epoch, str(info.local_dir)]))
-"""
-    found, epoch, local = json.loads(run_old(python, s3, d1, code))
-    return {"found": found, "epoch": epoch, "local": Path(local)}
+async def test_it_pulls_a_slot_shipped_twice(old, s3, d1, tmp_path):
+    """A slot's second ship lies elsewhere in the bucket: the row leads its fetcher there."""
+    newer = {"checkpoint.pt": b"newer" * 5000, "config.json": b"{'n': 2}"}
+    async with open_courier(s3, d1) as courier:
+        await courier.ship(write_checkpoint(tmp_path / "up", "slot_0", 1, FILES), "my_run")
+        shutil.rmtree(tmp_path / "up" / "slot_0")
+        shipped = await courier.ship(write_checkpoint(tmp_path / "up", "slot_0", 2, newer), "my_run")
+    assert "/.r2d1/v/" in shipped.prefix
+    said = old(PULL, "r2://jobs/my_run/latest", tmp_path / "down", has_d1=True)
+    assert said["epoch"] == 2
+    assert_brought(tmp_path / "down" / "slot_0", newer)
 
 
-def test_it_pulls_latest_and_a_name_that_we_shipped(old_python: str, s3: S3Double, tmp_path: Path) -> None:
-    """By its bucket scan alone it finds the first ship of a name, by latest and by name."""
-    ship(s3, None, tmp_path / "w", [("chk_0001", 1, b"one" * 100), ("chk_0002", 2, b"two" * 100)])
-    latest = pull_with_old(old_python, s3, None, "r2://jobs/run/latest", tmp_path / "old")
-    assert (latest["found"], latest["epoch"]) == (True, 2)
-    assert (latest["local"] / "model.bin").read_bytes() == b"two" * 100
-    pull_with_old(old_python, s3, None, "r2://jobs/run/chk_0001", tmp_path / "old" / "chk_0001")
-    assert (tmp_path / "old" / "chk_0001" / "model.bin").read_bytes() == b"one" * 100
+async def test_it_finds_nothing_where_nothing_is(old, s3, d1, tmp_path):
+    """A fresh start of ours is one for it as well."""
+    async with open_courier(s3, d1) as courier:
+        await courier.ship(write_checkpoint(tmp_path / "up", "chk_0042", 42, FILES), "another_run")
+    said = old(PULL, "r2://jobs/my_run/latest", tmp_path / "down", has_d1=True)
+    assert said["found"] is False
 
 
-def test_it_finds_a_slot_shipped_twice_through_d1(
-    old_python: str, s3: S3Double, d1: D1Double, tmp_path: Path
-) -> None:
-    """The second version of a slot lies elsewhere; the row says where, and 0.2.1 follows it."""
-    ship(s3, d1, tmp_path / "w", [("slot_0", 1, b"one" * 100), ("slot_0", 2, b"two" * 100)])
-    latest = pull_with_old(old_python, s3, d1, "r2://jobs/run/latest", tmp_path / "old")
-    assert latest["epoch"] == 2
-    assert (latest["local"] / "model.bin").read_bytes() == b"two" * 100
+#: The old courier ships the files of the folder itself, without its sub-folders.
+FLAT = {path: data for path, data in FILES.items() if "/" not in path}
 
 
-@pytest.mark.parametrize("with_d1", [True, False])
-def test_we_pull_what_it_shipped(old_python: str, s3: S3Double, d1: D1Double, tmp_path: Path, with_d1: bool) -> None:
-    """A checkpoint of 0.2.1 is found by D1 or by a listing, pulled whole, and said not to be verified."""
-    folder = tmp_path / "w" / "chk_0007"
-    folder.mkdir(parents=True)
-    (folder / "model.bin").write_bytes(b"seven" * 1000)
-    sidecar = {"name": "chk_0007", "epoch": 7, "timestamp": 1.5, "files": ["model.bin"], "metadata": {"loss": 0.5}}
-    (tmp_path / "w" / "chk_0007.json").write_text(json.dumps(sidecar))
-    code = f"""
-courier = Courier.from_config(secrets)
-courier._scan(__import__("pathlib").Path({str(tmp_path / "w")!r}), "run")
-courier.flush()
-print("done")
-"""
-    if with_d1:
-        from r2d1.catalog import DDL
-
-        d1.sql(DDL)
-    run_old(old_python, s3, d1 if with_d1 else None, code)
-    with Fetcher.from_config(secrets_of(s3, d1 if with_d1 else None)) as fetcher:
-        info = fetcher.pull("r2://jobs/run/latest", tmp_path / "new")
-        again = fetcher.pull("r2://jobs/run/chk_0007", tmp_path / "new")
-    assert (info.found, info.epoch, info.name, info.verified) == (True, 7, "chk_0007", False)
-    assert (info.local_dir / "model.bin").read_bytes() == b"seven" * 1000
-    assert (tmp_path / "new" / "chk_0007.json").read_text() == json.dumps(sidecar)
-    assert again.cached
-    assert info.metadata == {"loss": 0.5}
+@pytest.mark.parametrize("has_d1", [True, False], ids=["by D1", "by listing"])
+async def test_we_pull_what_it_shipped(old, s3, d1, tmp_path, has_d1):
+    """What its courier shipped is found as ``latest`` and by name, and brought whole though nothing vouches for it."""
+    write_checkpoint(tmp_path / "up", "chk_0007", 7, {"checkpoint.pt": b"seven"})
+    write_checkpoint(tmp_path / "up", "chk_0042", 42, FLAT, files=sorted(FLAT))
+    old(SHIP, tmp_path / "up", "my_run", has_d1=has_d1)
+    assert len(d1.sql("SELECT name FROM sqlite_master WHERE name = 'checkpoints'")) == has_d1
+    async with open_fetcher(s3, d1 if has_d1 else None) as fetcher:
+        latest = await fetcher.pull("r2://jobs/my_run/latest", tmp_path / "down")
+        named = await fetcher.pull("r2://jobs/my_run/chk_0007", tmp_path / "down")
+    assert (latest.name, latest.epoch, latest.verified) == ("chk_0042", 42, False)
+    assert files_of(latest.local_dir) == FLAT
+    assert files_of(named.local_dir) == {"checkpoint.pt": b"seven"}
+    assert (tmp_path / "down" / "chk_0042.json").read_bytes() == (tmp_path / "up" / "chk_0042.json").read_bytes()
 
 
-def test_our_checkpoint_of_the_same_name_counts_when_it_is_newer(
-    old_python: str, s3: S3Double, d1: D1Double, tmp_path: Path
-) -> None:
-    """One name in both layouts: the higher epoch counts, and what 0.2.1 wrote is never deleted."""
-    s3.put("jobs/run/checkpoints/chk_a/model.bin", b"old")
-    s3.put("jobs/run/checkpoints/chk_a/chk_a.json", b'{"name": "chk_a", "epoch": 3, "files": ["model.bin"]}')
-    ship(s3, d1, tmp_path / "w", [("chk_a", 5, b"new" * 10)])
-    with Fetcher.from_config(secrets_of(s3, d1)) as fetcher:
-        info = fetcher.pull("r2://jobs/run/latest", tmp_path / "out")
-    assert (info.epoch, info.verified) == (5, True)
-    assert s3.get("jobs/run/checkpoints/chk_a/model.bin") == b"old"
+@pytest.mark.parametrize(("ours", "theirs"), [(43, 42), (42, 43)])
+async def test_both_lines_in_one_job(old, s3, d1, tmp_path, ours, theirs):
+    """During a change-over the higher epoch is latest, whoever shipped it, for either fetcher with D1."""
+    write_checkpoint(tmp_path / "theirs", "chk_theirs", theirs, FLAT)
+    old(SHIP, tmp_path / "theirs", "my_run", has_d1=True)
+    async with open_courier(s3, d1) as courier, open_fetcher(s3, d1) as fetcher:
+        await courier.ship(write_checkpoint(tmp_path / "ours", "chk_ours", ours, FLAT), "my_run")
+        info = await fetcher.pull("r2://jobs/my_run/latest", tmp_path / "down")
+    said = old(PULL, "r2://jobs/my_run/latest", tmp_path / "old", has_d1=True)
+    assert info.epoch == said["epoch"] == 43
+
+
+async def test_a_folder_it_pulled_is_known(old, s3, d1, tmp_path):
+    """What its pull leaves in a folder is not shipped back: with the sidecar beside it, nothing is sent."""
+    async with open_courier(s3, d1) as courier:
+        await courier.ship(write_checkpoint(tmp_path / "up", "chk_0042", 42, FILES), "my_run")
+    old(PULL, "r2://jobs/my_run/latest", tmp_path / "down", has_d1=True)
+    folder = tmp_path / "down" / "chk_0042"
+    shutil.copyfile(folder / "chk_0042.json", tmp_path / "down" / "chk_0042.json")
+    count, told = len(s3.requests), Told()
+    async with open_courier(s3, d1, observer=told) as courier:
+        await courier.watch(tmp_path / "down", "my_run")
+        await courier.flush()
+    assert bodies_sent(s3, count) == []
+    assert [event.name for event in told.of(AlreadyThere)] == ["chk_0042"]
