@@ -94,7 +94,7 @@ async def _consider_ship(
     stored = await read_head(store, of)
     if stored is not None and stored.value.names(prefix):
         return
-    if ship == FIRST_SHIP and not await _has_objects(store, prefix):
+    if ship == FIRST_SHIP and not await _has_objects(store, prefix) and not await _has_uploads(store, prefix):
         return  # record 0 stays for ever, and there is nothing else left of it
     garbage.ships.append(prefix)
     if delete:
@@ -110,6 +110,13 @@ async def _has_objects(store: ObjectStore, prefix: str) -> bool:
     async for _ in store.list(f"{prefix}/"):
         return True
     return False
+
+
+async def _has_uploads(store: ObjectStore, prefix: str) -> bool:
+    try:
+        return bool(await store.list_uploads(f"{prefix}/"))
+    except (NotSupported, AccessRefused):
+        return False  # the bucket drops them after 7 days
 
 
 async def _take(store: ObjectStore, of: CheckpointKeys, ship: str, rng: random.Random) -> bool:

@@ -243,12 +243,23 @@ async def _check_objects(store: ObjectStore, ship: Ship, sealed: Sealed) -> None
 
 
 async def _is_same(store: ObjectStore, of: CheckpointKeys, head: Head, mine: Manifest) -> bool:
+    """Whether the head's ship holds these very files, and all of its objects still are there."""
     if head.epoch != mine.epoch:
         return False
     theirs = await read_manifest(store, of, head)
-    return theirs is not None and theirs.has_same_files(
-        mine.epoch, {entry.path: (entry.size, entry.digest) for entry in mine.files}
-    )
+    files = {entry.path: (entry.size, entry.digest) for entry in mine.files}
+    if theirs is None or not theirs.has_same_files(mine.epoch, files):
+        return False
+    return await has_objects(store, head.prefix, theirs)
+
+
+async def has_objects(store: ObjectStore, prefix: str, manifest: Manifest) -> bool:
+    """Whether one LIST shows every object of a manifest with its size: a bucket that lost one is healed by a ship."""
+    left = {f"{prefix}/{entry.object_key}": entry.size for entry in manifest.files}
+    async for info in store.list(f"{prefix}/"):
+        if left.get(info.key) == info.size:
+            del left[info.key]
+    return not left
 
 
 async def wipe(store: ObjectStore, of: CheckpointKeys, prefix: str) -> None:

@@ -160,6 +160,18 @@ def place_checkpoint(root: Path, name: str, staging: Path, sidecar: bytes) -> Pa
     return target
 
 
+def keep_checkpoint(root: Path, name: str, label: str) -> Path:
+    """Move a checkpoint out of the way that is in no bucket, to ``.r2d1/kept/<label>/``; returns its new folder.
+
+    The sidecar goes first: at no moment does half a checkpoint stand where a whole one was.
+    """
+    home = own_folder(own_folder(state_dir(root) / "kept") / label)
+    os.rename(root / f"{name}.json", home / f"{name}.json")
+    os.rename(root / name, home / name)
+    fsync_folder(home)
+    return home / name
+
+
 def _write_through(temporary: Path, target: Path, data: bytes) -> None:
     remove_tree(temporary)  # of a call that was cut short, or planted
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)

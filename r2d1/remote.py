@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
+import anyio
+
 from r2d1.catalog import Catalog, open_catalog
 from r2d1.events import Teller
 from r2d1.objects import ObjectStore
@@ -28,12 +30,15 @@ async def opened(
     settings: Settings, *, tell: Teller, rng: random.Random, given: Remote | None = None
 ) -> AsyncIterator[Remote]:
     """Open what the settings name, or take what is ``given``; either is closed at the end."""
-    async with AsyncExitStack() as stack:
-        remote = given or _open(settings, tell, rng)
-        stack.push_async_callback(remote.store.aclose)
-        if remote.catalog is not None:
-            stack.push_async_callback(remote.catalog.aclose)
+    remote = given or _open(settings, tell, rng)
+    try:
         yield remote
+    finally:
+        with anyio.CancelScope(shield=True):  # a cancelled close would leave sockets to the garbage collector
+            async with AsyncExitStack() as stack:
+                stack.push_async_callback(remote.store.aclose)
+                if remote.catalog is not None:
+                    stack.push_async_callback(remote.catalog.aclose)
 
 
 def _open(settings: Settings, tell: Teller, rng: random.Random) -> Remote:

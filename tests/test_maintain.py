@@ -13,7 +13,8 @@ from r2d1.catalog import SqliteCatalog
 from r2d1.courier import AsyncCourier
 from r2d1.documents import decode_head, decode_record
 from r2d1.errors import FormatError
-from r2d1.events import Teller
+from r2d1.events import Event, Notice, Teller
+from r2d1.fetcher import AsyncFetcher
 from r2d1.gc import GC_AGE_S, collect
 from r2d1.keys import CheckpointKeys
 from r2d1.maintain import reindex_job, remove, remove_after, verify_target
@@ -229,3 +230,42 @@ async def test_a_record_of_an_unknown_version_is_never_taken(scene: Scene) -> No
     done = await collect(MemoryStore(scene.bucket), JOB, TELL, RNG, delete=True)
     assert done.deleted == [] and done.skipped
     assert scene.below(of.prefix("0123456789ab")) == [f"{of.prefix('0123456789ab')}/x"]
+
+
+async def test_a_committed_ship_that_lost_an_object_is_healed_by_shipping_again(scene: Scene) -> None:
+    """The same files shipped again replace a version whose object is gone, instead of being called there already."""
+    await scene.ship("chk_1", 1, b"a" * 100)
+    scene.bucket.remove("jobs/job/chk_1/model.bin")
+    assert (await verified(scene, named("chk_1"), deep=False)).problems
+    await scene.ship("chk_1", 1, b"a" * 100)
+    assert (await verified(scene, named("chk_1"), deep=True)).problems == ()
+
+
+async def test_gc_finds_an_upload_of_a_first_ship_that_was_killed(scene: Scene) -> None:
+    """A ship 0 killed in its first part has no object yet, only an open upload, and is garbage all the same."""
+    of = CheckpointKeys(JOB, "chk_1")
+    store = MemoryStore(scene.bucket)
+    record = b'{"created_by":"x","host":"h","owner":"%s","state":"open","version":1}' % (b"f" * 32)
+    await store.put(of.record("0"), BytesSource(record))
+    upload = await store.create_upload("jobs/job/chk_1/model.bin")
+    await store.put_part("jobs/job/chk_1/model.bin", upload, 1, BytesSource(b"x"))
+    scene.now += 7200  # R2 itself drops open uploads after seven days
+    done = await collect(store, JOB, TELL, RNG, delete=True, gc_age_s=3600)
+    assert done.deleted == ["jobs/job/chk_1"]
+    assert not scene.bucket.open_uploads()
+
+
+async def test_a_pull_keeps_a_local_checkpoint_that_is_nowhere_else(scene: Scene) -> None:
+    """A slot written again and never shipped is moved to .r2d1/kept with a warning, not destroyed by a pull."""
+    await scene.ship("slot_0", 5, b"five")
+    folder = scene.root / "w" / "slot_0"
+    (folder / "model.bin").write_bytes(b"seven, not shipped")
+    write_sidecar(folder, epoch=7)
+    told: list[Event] = []
+    async with AsyncFetcher(Settings(), given=scene.remote(), observer=told.append) as fetcher:
+        info = await fetcher.pull(f"r2://jobs/{JOB}/latest", scene.root / "w")
+    assert info.epoch == 5
+    assert (folder / "model.bin").read_bytes() == b"five"
+    (kept,) = (scene.root / "w" / ".r2d1" / "kept").rglob("model.bin")
+    assert kept.read_bytes() == b"seven, not shipped"
+    assert any(isinstance(event, Notice) and "epoch 7" in event.text for event in told)

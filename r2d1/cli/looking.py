@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import anyio
 import click
 
 from r2d1 import keys
@@ -62,7 +63,8 @@ async def _bucket(session: Session) -> AsyncIterator[ObjectStore]:
     try:
         yield store
     finally:
-        await store.aclose()
+        with anyio.CancelScope(shield=True):
+            await store.aclose()
 
 
 def _jobs(jobs: Sequence[str]) -> Result:

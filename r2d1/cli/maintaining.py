@@ -64,7 +64,7 @@ def _verified(verified: Verified) -> Result:
     read = "every byte was read" if verified.is_deep else "names and sizes only; --deep reads the bytes"
     what = f"{verified.name}, epoch {verified.epoch}, {counted(verified.files, 'file')}, {size(verified.total_bytes)}"
     if verified.problems:
-        hint = "Ship the checkpoint again, or pull another one by name"
+        hint = "`r2d1 rm` it and ship it again, or pull another one by name"
         return Result(
             list(verified.problems), fields, code=Exit.FAILED, why=f"{what}: not as its manifest says", hint=hint
         )

@@ -32,6 +32,7 @@ from r2d1.heads import (
     ShipLost,
     claim,
     commit,
+    has_objects,
     is_ours,
     put_manifest,
     read_head,
@@ -115,7 +116,7 @@ async def _is_there(job: Delivery, head: Head) -> bool:
     manifest = await read_manifest(job.store, job.of, head)
     if manifest is None or not await _has_local_files(job, manifest):
         return False
-    return await _has_objects(job.store, head.prefix, manifest)
+    return await has_objects(job.store, head.prefix, manifest)
 
 
 async def _has_local_files(job: Delivery, manifest: Manifest) -> bool:
@@ -137,15 +138,6 @@ async def _local_digest(job: Delivery, file: LocalFile, entry: FileEntry) -> tup
     taken = await digest_file(job.lane, path, file.identity, algorithm=entry.algorithm, part_size=entry.part_size)
     await in_thread(job.journal.record_digest, path, file.identity, entry.part_size, *taken)
     return taken
-
-
-async def _has_objects(store: ObjectStore, prefix: str, manifest: Manifest) -> bool:
-    """Whether one LIST shows every object of a manifest with its size: a bucket that lost one is healed by a ship."""
-    left = {f"{prefix}/{entry.object_key}": entry.size for entry in manifest.files}
-    async for info in store.list(f"{prefix}/"):
-        if left.get(info.key) == info.size:
-            del left[info.key]
-    return not left
 
 
 async def _claim(job: Delivery, *, is_first: bool) -> Ship:

@@ -21,6 +21,7 @@ JOURNAL_NAME = "labels.db"
 #: How much of a file is read between two looks at whether the work was cancelled.
 STEP = 64 << 20
 _BLOCK = 1 << 20
+_RUINED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 _NAMED = 10
 _SCHEMA = """CREATE TABLE IF NOT EXISTS hashes (
     path BLOB PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL,
@@ -110,11 +111,13 @@ class HashJournal:
         self._db = self._open()
 
     def _open(self) -> sqlite3.Connection:
-        try:
-            return self._connected()
-        except sqlite3.DatabaseError:
-            self.path.unlink()
         with self._translated():
+            try:
+                return self._connected()
+            except sqlite3.DatabaseError as exc:
+                if exc.sqlite_errorcode not in _RUINED:  # a busy one is another publication's
+                    raise
+            self.path.unlink()
             return self._connected()
 
     def _connected(self) -> sqlite3.Connection:

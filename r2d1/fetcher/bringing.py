@@ -170,9 +170,29 @@ async def _fetch_and_place(lane: Lane, job: Bringing, journal: Journal) -> Broug
 
     await run_bounded(lane.concurrency, fetch, job.wanted)
     with anyio.CancelScope(shield=True):  # a few renames: to be cut between them would only cost a second pull
+        await _keep_what_is_nowhere_else(lane, job, journal)
         folder = await in_thread(placing.place_checkpoint, job.root, job.of.name, staging, sidecar)
         await _record(lane.store, job, journal, await in_thread(inspect, folder))
     return brought
+
+
+async def _keep_what_is_nowhere_else(lane: Lane, job: Bringing, journal: Journal) -> None:
+    """Move a complete local checkpoint aside that was neither shipped nor pulled in this state: never lose one."""
+    try:
+        local = await in_thread(inspect, job.folder, limiter=lane.disk)
+    except (CheckpointError, FormatError, NameRefused):
+        return  # no whole checkpoint: it cannot be resumed from, and is replaced
+    state = state_of(local)
+    done = await in_thread(journal.done, _scope(lane.store, job), job.of.name)
+    if done is not None and done.state == state:
+        return
+    label = f"{job.of.name}-epoch-{local.sidecar.epoch}-{_label(state)[:8]}"
+    kept = await in_thread(placing.keep_checkpoint, job.root, job.of.name, label)
+    lane.tell.notice(
+        "warning",
+        f"{job.folder}: held epoch {local.sidecar.epoch}, which this machine has not shipped; it is kept in {kept}. "
+        "Ship what is left of an earlier run before pulling",
+    )
 
 
 def _label(binding: str) -> str:

@@ -12,7 +12,6 @@ pytestmark = pytest.mark.engines
 REWRITE = "`python -m tests.engines.comparing` writes the tables of docs/engines.md anew"
 
 
-@pytest.mark.xdist_group("answers")
 def test_answers_are_recorded(cloudflare: Cloudflare, seaweedfs: S3Engine, rclone: S3Engine) -> None:
     """Each server's answer to each request is the one in the page, and each difference of a double is explained."""
     s3 = comparing.s3_answers([cloudflare, seaweedfs, rclone])

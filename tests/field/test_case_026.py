@@ -8,12 +8,12 @@ from tests.checkpoints import files_of, write_checkpoint
 from tests.remote_ends import open_courier, open_fetcher
 
 CONCURRENCY = 64
-FILES = 400
+FILES = 250
 BESIDE = 8
 
 
 async def test_many_small_files_over_few_connections(s3, tmp_path, caplog):
-    """400 files of 1 KB, 64 at once, both ways: not many more than 64 connections each, and no flood of warnings."""
+    """250 files of 1 KB, 64 at once, both ways: not many more than 64 connections each, and no flood of warnings."""
     caplog.set_level(logging.WARNING)
     files = {f"{n // 100:02d}/{n:04d}.bin": n.to_bytes(2, "big") * 512 for n in range(FILES)}
     folder = write_checkpoint(tmp_path / "up", "chk_1", 1, files)

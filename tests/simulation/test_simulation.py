@@ -131,7 +131,8 @@ async def settle(world: World, trainer: Trainer) -> None:
 async def check_end(world: World, trainers: list[Trainer]) -> None:
     """All that has a sidecar is committed, told of by its row, pulled as it was written; and gc leaves nothing over."""
     world.observe()
-    rows = {row["name"]: row for row in world.d1.sql("SELECT * FROM checkpoints")}
+    has_rows = world.d1.sql("SELECT 1 FROM sqlite_master WHERE name = 'checkpoints'")  # no courier had one to write
+    rows = {row["name"]: row for row in world.d1.sql("SELECT * FROM checkpoints")} if has_rows else {}
     for trainer in trainers:
         for name in trainer.names:
             head = world.head(name)
