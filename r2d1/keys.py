@@ -95,6 +95,8 @@ def _why_no_path(path: str) -> str | None:
         return "it holds an empty, '.' or '..' segment"
     if any(len(segment.encode()) > MAX_SEGMENT_BYTES for segment in segments):
         return f"a segment is longer than {MAX_SEGMENT_BYTES} bytes"
+    if len(nfc(path).encode()) > MAX_KEY_BYTES:
+        return f"it is longer than a key may be ({MAX_KEY_BYTES} bytes)"
     return None
 
 

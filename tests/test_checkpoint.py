@@ -157,6 +157,20 @@ def test_files_whose_names_cannot_be_shipped(tmp_path, name):
     str(error.value).encode("ascii")
 
 
+def test_a_tree_too_deep_for_any_key(tmp_path):
+    """Folders in folders without end are refused by name, not by Python's stack."""
+    folder = write_checkpoint(tmp_path, "chk_1", 1, {"a": b""})
+    inner = os.open(folder, os.O_RDONLY)
+    for _ in range(1200):
+        os.mkdir("d", dir_fd=inner)
+        deeper = os.open("d", os.O_RDONLY, dir_fd=inner)
+        os.close(inner)
+        inner = deeper
+    os.close(inner)
+    with pytest.raises(NameRefused, match="longer than a key"):
+        inspect(folder)
+
+
 def test_limits_of_a_manifest_are_told_before_anything_is_sent(tmp_path, monkeypatch):
     """More files than a manifest holds, or one larger than R2 takes, fail the checkpoint when it is looked at."""
     folder = write_checkpoint(tmp_path, "chk_1", 1, {"a": b"", "b": b"", "c": b""})

@@ -185,7 +185,7 @@ def running(name: str, logs: Path, command: Callable[[Path], Sequence[str]]) -> 
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "wb") as output:
             supervisor = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_HERE / "supervise.py"), *command(folder)],
+                [sys.executable, "-I", "-S", str(_HERE / "supervise.py"), str(folder), *command(folder)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -39,8 +39,9 @@ def test_nothing_is_left(name: str, tmp_path: Path) -> None:
     assert server.log.exists()
 
 
-def test_killed_tests_leave_no_server(tmp_path: Path) -> None:
-    """When the test process is killed without a chance to clean up, its servers end all the same."""
+@pytest.mark.parametrize("victim", ["tests", "supervisor"])
+def test_killed_tests_leave_no_server(tmp_path: Path, victim: str) -> None:
+    """When the test process or the supervisor is killed without a chance to clean up, servers end all the same."""
     program = (
         "import sys; from pathlib import Path; from tests.engines import servers\n"
         "with servers.cloudflare(Path(sys.argv[1])) as engine:\n"
@@ -55,14 +56,16 @@ def test_killed_tests_leave_no_server(tmp_path: Path) -> None:
     assert child.stdin is not None
     assert child.stdout is not None
     with child, ExitStack() as stack:
-        group = group_of(int(child.stdout.readline()))
+        supervisor = int(child.stdout.readline())
+        group = group_of(supervisor)
         assert len(group) > 1  # node and workerd
         ends = [os.pidfd_open(pid) for pid in group]
         for fd in ends:
             stack.callback(os.close, fd)
-        child.send_signal(signal.SIGKILL)
+        os.kill(child.pid if victim == "tests" else supervisor, signal.SIGKILL)
         for fd in ends:
             assert select.select([fd], [], [], _PATIENCE_S)[0], "a server outlives the tests"
+        child.kill()
 
 
 def test_servers_beside_one_another(cloudflare: S3Engine, tmp_path: Path) -> None:
