@@ -93,6 +93,10 @@ def _why_no_path(path: str) -> str | None:
     segments = path.split("/")
     if any(segment in ("", ".", "..") for segment in segments):
         return "it holds an empty, '.' or '..' segment"
+    return _why_too_long(path, segments)
+
+
+def _why_too_long(path: str, segments: list[str]) -> str | None:
     if any(len(segment.encode()) > MAX_SEGMENT_BYTES for segment in segments):
         return f"a segment is longer than {MAX_SEGMENT_BYTES} bytes"
     if len(nfc(path).encode()) > MAX_KEY_BYTES:
