@@ -36,7 +36,8 @@ def look_at(directory: Path) -> Look | None:
     """List the pairs of a directory, oldest sidecar first; None when the directory is not there. Stat calls only."""
     try:
         info = os.stat(directory)
-        entries = {entry.name: entry for entry in os.scandir(directory)}
+        with os.scandir(directory) as listing:
+            entries = {entry.name: entry for entry in listing}
     except (FileNotFoundError, NotADirectoryError):
         return None
     found = [seen for name, entry in entries.items() if (seen := _pair(name, entry, entries)) is not None]
