@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import mmap
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from r2d1.digest import Hasher, crc64nvme, new_hasher
 from r2d1.errors import CheckpointError, Superseded
 from r2d1.objects import BodyCheck, ByteRange
 from r2d1.transfer.lane import BLOCK
+
+_MAPPED_FROM = 128 << 10
 
 
 def open_unchanged(path: Path, expected: Identity) -> int:
@@ -35,7 +38,7 @@ def read_blocks(fd: int, span: ByteRange, block_size: int, name: str) -> Iterato
 
     ``OSError`` naming the file when the disk fails.
     """
-    buffer = memoryview(bytearray(min(block_size, span.size)))
+    buffer = memoryview(_buffer(min(block_size, span.size)))
     at = span.start
     while at < span.stop:
         try:
@@ -46,6 +49,13 @@ def read_blocks(fd: int, span: ByteRange, block_size: int, name: str) -> Iterato
             raise Superseded(f"{name}: became shorter while the checkpoint was being shipped")
         yield buffer[:got]
         at += got
+
+
+def _buffer(size: int) -> bytearray | mmap.mmap:
+    """Large buffers come from the system and go back to it at once: malloc would keep some for every thread."""
+    if size < _MAPPED_FROM:
+        return bytearray(size)
+    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class SliceHashes:
