@@ -161,15 +161,19 @@ def place_checkpoint(root: Path, name: str, staging: Path, sidecar: bytes) -> Pa
 
 
 def keep_checkpoint(root: Path, name: str, label: str) -> Path:
-    """Move a checkpoint out of the way that is in no bucket, to ``.r2d1/kept/<label>/``; returns its new folder.
+    """Move a checkpoint that is in no bucket out of the way, to ``.r2d1/kept/<label>/``; returns its new folder.
 
-    The sidecar goes first: at no moment does half a checkpoint stand where a whole one was.
+    The sidecar is copied first and removed last: a crash in between leaves the checkpoint whole in one place or
+    the other, and a second call goes on.
     """
     home = own_folder(own_folder(state_dir(root) / "kept") / label)
-    os.rename(root / f"{name}.json", home / f"{name}.json")
-    os.rename(root / name, home / name)
+    beside, folder = root / f"{name}.json", home / name
+    _write_through(home / ".sidecar", home / f"{name}.json", beside.read_bytes())
+    os.rename(root / name, folder)
     fsync_folder(home)
-    return home / name
+    os.unlink(beside)
+    fsync_folder(root)
+    return folder
 
 
 def _write_through(temporary: Path, target: Path, data: bytes) -> None:

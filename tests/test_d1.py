@@ -504,6 +504,15 @@ async def test_settings_that_cannot_be_right(double: D1Double, changes: dict[str
     assert TOKEN not in str(caught.value)
 
 
+@pytest.fixture
+def unfiltered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The HTTP library's loggers as they are without what other rooms of r2d1 keep out of them."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(("httpx", "httpcore")):
+            monkeypatch.setattr(logging.getLogger(name), "filters", [])
+
+
+@pytest.mark.usefixtures("unfiltered")
 async def test_token_never_shows(double: D1Double, caplog: pytest.LogCaptureFixture, told: list[Event]) -> None:
     """Case 126: with DEBUG on and every kind of failure, no log, event, repr, error or trace with locals has the token."""
     caplog.set_level(logging.DEBUG)
