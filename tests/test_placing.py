@@ -16,7 +16,16 @@ import pytest
 
 from r2d1 import placing
 from r2d1.errors import NoSpace, UnsafeDestination
-from r2d1.placing import check_room, locked, place_checkpoint, place_file, remove_tree, stage, state_dir
+from r2d1.placing import (
+    check_room,
+    keep_checkpoint,
+    locked,
+    place_checkpoint,
+    place_file,
+    remove_tree,
+    stage,
+    state_dir,
+)
 from tests.checkpoints import files_of, write_files
 
 OLD = {"a.bin": b"old", "sub/b.bin": b"old too", "only-old": b""}
@@ -59,6 +68,38 @@ def test_a_later_checkpoint_takes_the_place_of_the_old_one(tmp_path):
     assert files_of(tmp_path / "chk_1") == NEW
     assert (tmp_path / "chk_1.json").read_bytes() == SIDECAR
     assert files_of(tmp_path / ".r2d1") == {}
+
+
+@pytest.mark.parametrize("step", range(5))
+def test_a_checkpoint_being_kept_is_whole_somewhere_at_any_step(tmp_path, monkeypatch, step):
+    """Cut at any of its renames, the only copy is whole in its old place or in the new one."""
+    place_old(tmp_path)
+    left = [step]
+
+    def cut(real):
+        def call(*args, **kwargs):
+            if left[0] == 0:
+                raise KeyboardInterrupt
+            left[0] -= 1
+            return real(*args, **kwargs)
+
+        return call
+
+    with monkeypatch.context() as patched:
+        for name in ("rename", "unlink"):
+            patched.setattr(os, name, cut(getattr(os, name)))
+        try:
+            keep_checkpoint(tmp_path, "chk_1", "label")
+        except KeyboardInterrupt:
+            assert step < 4
+    kept = tmp_path / ".r2d1" / "kept" / "label"
+    whole = [
+        home
+        for home in (tmp_path, kept)
+        if (home / "chk_1").is_dir() and files_of(home / "chk_1") == OLD and (home / "chk_1.json").exists()
+    ]
+    assert len(whole) == 1
+    assert whole == [kept] or step < 3
 
 
 #: Places a new version over an old one in a forked child that dies at its n-th change of the file system, for every

@@ -240,6 +240,7 @@ class AsyncCourier:
                     if folder.journal is not None:
                         await folder.scan(retry=True)
                 await self._until(lambda: not self._unfinished())
+                self._tell_bare()
                 await self._try_rows()
         except TimeoutError:
             raise self._flush_error(f"not finished after {timeout:g} s", FlushTimeout) from None
@@ -247,6 +248,17 @@ class AsyncCourier:
             raise self._flush_error("some checkpoints are not in the bucket", FlushError)
         owed = tuple(self._payer.names()) if self._payer else ()
         return ShipReport(tuple(self._yard.shipped), self._yard.already, owed)
+
+    def _tell_bare(self) -> None:
+        """A forgotten sidecar is the likeliest mistake, and a flush the moment to learn of it."""
+        for folder in self._folders:
+            if folder.bare:
+                names = ", ".join(folder.bare[:5]) + (", …" if len(folder.bare) > 5 else "")
+                self._tell.notice(
+                    "warning",
+                    f"{folder.path}: not shipped, as they have no sidecar (r2d1.write_sidecar writes it): {names}",
+                    once=f"bare {folder.path} {names}",
+                )
 
     async def _try_rows(self) -> None:
         """Give the rows that are owed a moment: a catalog that is away must not hold up what is in the bucket."""

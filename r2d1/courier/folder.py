@@ -93,6 +93,7 @@ class Folder:
     entries: dict[str, Entry] = field(default_factory=dict)
     heads: frozenset[str] | None = None
     root: tuple[int, int] | None = None
+    bare: tuple[str, ...] = ()  # folders named like checkpoints, without a sidecar
     trouble: str | None = None  # why the directory cannot be followed at all
     wake: anyio.Event = field(default_factory=anyio.Event)
     scanning: anyio.Lock = field(default_factory=anyio.Lock)
@@ -123,7 +124,7 @@ class Folder:
             look = await in_thread(look_at, self.path, limiter=self.lane.disk)
             if look is None or self.journal is None or look.root != (self.root or look.root):
                 return False
-            self.root = look.root
+            self.root, self.bare = look.root, look.bare
             self._forget_missing({seen.stem for seen in look.seen})
             for seen in look.seen:
                 await self._consider(seen, retry=retry)

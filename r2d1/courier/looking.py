@@ -15,6 +15,8 @@ from r2d1.tasks import in_thread
 from r2d1.transfer.hashing import digest_file
 from r2d1.transfer.lane import Lane
 
+_NAMED = ("chk_", "slot_")
+
 
 @dataclass(frozen=True, slots=True)
 class Seen:
@@ -26,10 +28,14 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at a directory: ``root`` tells one directory from another that took its place."""
+    """One look at a directory: ``root`` tells one directory from another that took its place.
+
+    ``bare`` are folders named like checkpoints that have no sidecar (yet).
+    """
 
     root: tuple[int, int]
     seen: tuple[Seen, ...]
+    bare: tuple[str, ...] = ()
 
 
 def look_at(directory: Path) -> Look | None:
@@ -42,7 +48,8 @@ def look_at(directory: Path) -> Look | None:
         return None
     found = [seen for name, entry in entries.items() if (seen := _pair(name, entry, entries)) is not None]
     found.sort(key=lambda seen: (seen.identity.mtime_ns, seen.stem))
-    return Look((info.st_dev, info.st_ino), tuple(found))
+    bare = sorted(name for name in entries if name.startswith(_NAMED) and f"{name}.json" not in entries)
+    return Look((info.st_dev, info.st_ino), tuple(found), tuple(name for name in bare if entries[name].is_dir()))
 
 
 def _pair(name: str, entry: os.DirEntry[str], entries: dict[str, os.DirEntry[str]]) -> Seen | None:
@@ -64,7 +71,7 @@ def is_ours(directory: Path, stem: str) -> bool:
     """
     if is_temporary(f"{stem}/sidecar"):
         return False
-    if stem.startswith(("chk_", "slot_")):
+    if stem.startswith(_NAMED):
         return True
     try:
         with open(directory / f"{stem}.json", "rb") as file:
