@@ -41,7 +41,7 @@ def tests(session: nox.Session) -> None:
 def interop(session: nox.Session) -> None:
     """The real package r2d1 0.2.1, in an environment of its own, reads what we ship and ships what we read."""
     session.install("-e", ".[dev]")
-    old = os.path.join(session.create_tmp(), "r2d1-0.2.1")
+    old = os.path.abspath(os.path.join(session.create_tmp(), "r2d1-0.2.1"))  # tests run it from folders of their own
     if not os.path.exists(os.path.join(old, "bin", "python")):
         session.run("python", "-m", "venv", old)
         session.run(os.path.join(old, "bin", "pip"), "install", "-q", "r2d1==0.2.1", "boto3", "requests", external=True)
