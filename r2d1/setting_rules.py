@@ -19,7 +19,10 @@ MAX_PART_SIZE = 5 * GIB - 5 * MIB
 R2_HOST = "r2.cloudflarestorage.com"
 JURISDICTIONS = ("eu", "fedramp")
 UPLOAD_CHECKS = ("crc64nvme", "md5", "none")
-TRANSPORTS = ("aioboto3",)
+TRANSPORTS = ("wire", "aioboto3")
+
+#: Requests in flight at first, and at most where their number finds itself; aiohttp holds more in memory for each.
+START, MOST, MOST_THROUGH_AIOBOTO3 = 8, 128, 32
 
 #: A rule gives what is wrong with a text, or nothing.
 Rule = Callable[[str], str]

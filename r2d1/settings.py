@@ -13,7 +13,10 @@ from r2d1 import network, sources
 from r2d1.errors import ConfigError
 from r2d1.secret import Secret, mask
 from r2d1.setting_rules import (
+    MOST,
+    MOST_THROUGH_AIOBOTO3,
     R2_HOST,
+    START,
     is_account_id,
     is_database_id,
     is_loopback,
@@ -65,7 +68,9 @@ class Settings:
 
     ``endpoint_url`` is what was given; ``r2_endpoint`` is the one to use. ``https_proxy`` is a secret as it may
     hold a password; ask ``proxy_for``. ``part_size`` in bytes (``None``: chosen from the file's size),
-    ``bandwidth_limit`` in bytes per second, ``settle_timeout`` in seconds, ``concurrency`` in requests at once.
+    ``bandwidth_limit`` in bytes per second, ``settle_timeout`` in seconds, ``concurrency`` in requests at
+    once (``None``: as many as pay, found by measuring). ``transport`` says whose connections carry
+    bodies: ``"wire"`` (ours) or ``"aioboto3"``.
     ``origins`` tells where each setting came from, by field.
     """
 
@@ -84,11 +89,11 @@ class Settings:
     ca_bundle: str | None = None
     https_proxy: Secret | None = None
     no_proxy: str | None = None
-    concurrency: int = 8
+    concurrency: int | None = None
     part_size: int | None = None
     bandwidth_limit: int | None = None
     upload_check: str = "crc64nvme"
-    transport: str = "aioboto3"
+    transport: str = "wire"
     settle_timeout: float = 60.0
     origins: Mapping[str, Origin] = field(default_factory=dict, compare=False)
     remarks: tuple[str, ...] = field(default=(), compare=False)
@@ -205,6 +210,16 @@ class Settings:
     def proxy_for(self, url: str) -> str | None:
         """The proxy for an address by ``HTTPS_PROXY`` and ``NO_PROXY``, or ``None``. It may hold a password."""
         return network.proxy_for(url, proxy=_text(self.https_proxy), no_proxy=self.no_proxy)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests at once where their number is not found by measuring."""
+        return self.concurrency or START
+
+    @property
+    def most_in_flight(self) -> int:
+        """Pieces in flight at most."""
+        return self.concurrency or (MOST if self.transport == "wire" else MOST_THROUGH_AIOBOTO3)
 
     def ssl_context(self) -> ssl.SSLContext:
         """A verifying TLS context for every client, made anew; it reads files, so call it in a worker thread.

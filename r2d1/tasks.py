@@ -50,6 +50,74 @@ async def in_thread(func: Callable[[*Ts], R], *args: *Ts, limiter: anyio.Capacit
         raise
 
 
+class Halt:
+    """How a worker thread learns that nobody waits for its result any more."""
+
+    def __init__(self) -> None:
+        self._called = threading.Event()
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
+
+    @property
+    def called(self) -> bool:
+        return self._called.is_set()
+
+    def call(self) -> None:
+        with self._lock:
+            self._called.set()
+            for callback in self._callbacks:
+                callback()
+
+    @contextmanager
+    def calling(self, callback: Callable[[], None]) -> Iterator[None]:
+        """Have ``callback``, which must not block, called from another thread when this is called, or now if it was."""
+        with self._lock:
+            self._callbacks.append(callback)
+            if self._called.is_set():
+                callback()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._callbacks.remove(callback)
+
+    def pause(self, seconds: float) -> None:
+        """Sleep in the worker thread, shorter when this is called."""
+        self._called.wait(seconds)
+
+
+#: The ``Halt`` of the worker thread that runs, for work below that has to wait.
+halting: ContextVar[Halt | None] = ContextVar("halting", default=None)
+
+
+async def in_stoppable_thread(
+    func: Callable[[Halt, *Ts], R], *args: *Ts, limiter: anyio.CapacityLimiter | None = None
+) -> R:
+    """Run a blocking function that may take long in a worker thread; cancelling calls its ``Halt`` and waits for it.
+
+    The function must end soon after that. Its result is lost then, so it may not be something to close.
+    """
+    halt, claim, ended = Halt(), threading.Lock(), threading.Event()
+
+    def work() -> R:
+        if not claim.acquire(blocking=False):
+            raise RuntimeError("cancelled before it began")
+        halting.set(halt)  # in a copy of the caller's context
+        try:
+            return func(halt, *args)
+        finally:
+            ended.set()
+
+    try:
+        return await anyio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)
+    except anyio.get_cancelled_exc_class():
+        halt.call()
+        if not claim.acquire(blocking=False):
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(ended.wait)
+        raise
+
+
 @contextmanager
 def one_error() -> Iterator[None]:
     """Turn the exception group of a task group into its first error that is not a cancellation."""

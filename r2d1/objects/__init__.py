@@ -64,12 +64,14 @@ class Part:
     """A part that the store has taken: its number (1 to 10,000), ETag without quotes, size in bytes.
 
     ``check`` is the check it carried, when the store took that: Complete must repeat it, so keep it with the part.
+    ``verified``: the store said so itself, by repeating the checksum in its answer.
     """
 
     number: int
     etag: str
     size: int
     check: BodyCheck | None = None
+    verified: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

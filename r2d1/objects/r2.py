@@ -19,7 +19,6 @@ from r2d1.errors import (
     Closed,
     FormatError,
     ObjectNotFound,
-    PreconditionFailed,
     RemoteError,
     RemoteUnavailable,
     UploadNotFound,
@@ -31,6 +30,7 @@ from r2d1.objects import (
     Attributes,
     BodyCheck,
     ByteRange,
+    BytesSource,
     ObjectInfo,
     OpenUpload,
     Part,
@@ -40,10 +40,11 @@ from r2d1.objects import (
 from r2d1.objects import r2_shapes as shapes
 from r2d1.objects.r2_bodies import UploadBody, deliver, md5_of, read_whole
 from r2d1.objects.r2_checks import CheckSupport
-from r2d1.objects.r2_refusals import Refusal, error_for
+from r2d1.objects.r2_refusals import require_deleted
 from r2d1.tasks import in_thread
 
 if TYPE_CHECKING:
+    from r2d1.objects.wire import Wire
     from r2d1.settings import Settings
 
 #: Seconds without a byte in either direction after which a request is given up.
@@ -63,12 +64,9 @@ _CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 #: What a page says of the next one, and how that is asked for.
 _TOKEN = {"NextContinuationToken": "ContinuationToken"}
 
-#: The status that belongs to the code of a key that DeleteObjects could not delete.
-_DELETE_STATUS = {"AccessDenied": 403, "InternalError": 500, "SlowDown": 503, "ServiceUnavailable": 503}
-
 
 class R2Store:
-    """A bucket behind an S3 endpoint. Connections and threads are bounded by ``settings.concurrency``.
+    """A bucket behind an S3 endpoint. Connections and threads are bounded by ``settings.most_in_flight``.
 
     Nothing is opened before the first call; ``ConfigError`` when credentials are missing.
     """
@@ -80,13 +78,14 @@ class R2Store:
         self._bucket = settings.bucket
         self._idle_s = idle_s
         self._checks = CheckSupport(tell)
-        connections = settings.concurrency + _BESIDE
+        connections = settings.most_in_flight + _BESIDE
         # Not left to the connection pool: waiting there would count as silence of the server.
         self._slots = anyio.Semaphore(connections)
         self._threads = anyio.CapacityLimiter(connections)
         self._opening = anyio.Lock()
         self._exits = AsyncExitStack()
         self._client: Any = None
+        self._wire: Wire | None = None
         self._translated: Any = None
         self._closed = False
 
@@ -127,23 +126,29 @@ class R2Store:
         return bytes(data), shapes.info(key, size, answer)
 
     async def get_range(self, key: str, span: ByteRange, sink: Sink, *, if_match: str | None = None) -> ObjectInfo:
-        async with self._call("GetObject", key) as call:
-            params = {"IfMatch": f'"{if_match}"'} if if_match is not None else {}
-            answer = await call.send(Key=key, Range=f"bytes={span.start}-{span.stop - 1}", **params)
+        params = {"Key": key, "Range": f"bytes={span.start}-{span.stop - 1}"}
+        params |= {"IfMatch": f'"{if_match}"'} if if_match is not None else {}
+        landing = shapes.Landing(key, span, if_match)
+        await self._connected()
+        try:
+            if self._wire is not None:
+                async with self._slots:
+                    came = await self._wire.fetch(params, sink, landing.place, self._threads)
+            else:
+                came = await self._fetch(params, sink, landing)
+            shapes.require_all(key, came, span.size)
+        except RemoteUnavailable as error:
+            error.etag = landing.info.etag if landing.info else None
+            raise
+        assert landing.info is not None
+        return landing.info
+
+    async def _fetch(self, params: Mapping[str, Any], sink: Sink, landing: shapes.Landing) -> int:
+        async with self._call("GetObject", landing.key) as call:
+            answer = await call.send(**params)
             async with _reading(answer) as body:
-                skip, total = shapes.placed(key, answer, span)
-                info = shapes.info(key, total, answer)
-                if if_match is not None and info.etag != if_match:
-                    raise PreconditionFailed(call.operation, key, status=412, reason=f"the ETag is {info.etag}")
-                try:
-                    came = await deliver(
-                        body.content, sink, skip=skip, size=span.size, threads=self._threads, moved=call.moved
-                    )
-                    shapes.require_all(key, came, span.size)
-                except Exception:
-                    call.etag = info.etag
-                    raise
-        return info
+                skip, size = landing.place(answer)
+                return await deliver(body.content, sink, skip=skip, size=size, threads=self._threads, moved=call.moved)
 
     async def head(self, key: str) -> ObjectInfo:
         async with self._call("HeadObject", key) as call:
@@ -180,14 +185,7 @@ class R2Store:
     async def _delete_page(self, keys: Sequence[str]) -> None:
         async with self._call("DeleteObjects", keys[0]) as call:
             answer = await call.send(Delete={"Objects": [{"Key": key} for key in keys]})
-        for failed in answer.get("Errors", []):
-            kept = str(failed.get("Key"))
-            code = str(failed.get("Code"))
-            error = error_for(
-                "DeleteObjects", kept, Refusal(_DELETE_STATUS.get(code, 400), code, str(failed.get("Message") or ""))
-            )
-            if not isinstance(error, ObjectNotFound):
-                raise error
+        require_deleted(answer)
 
     async def create_upload(self, key: str, *, attributes: Attributes = PLAIN, check: str | None = None) -> str:
         params = {"Key": key, **shapes.attribute_params(attributes)}
@@ -211,7 +209,8 @@ class R2Store:
         params = {"Key": key, "UploadId": upload_id, "PartNumber": number}
         answer, sent = await self._send_body("UploadPart", params, source, check=check)
         is_sent = check is not None and shapes.check_params(check) == sent
-        return Part(number, shapes.etag(answer), source.size, check if is_sent else None)
+        verified = is_sent and answer.get("ChecksumCRC64NVME") == sent.get("ChecksumCRC64NVME", "")
+        return Part(number, shapes.etag(answer), source.size, check if is_sent else None, verified)
 
     async def complete_upload(
         self, key: str, upload_id: str, parts: Sequence[Part], *, if_none_match: bool = False
@@ -249,6 +248,8 @@ class R2Store:
         self._closed = True
         async with self._opening:
             self._client = None
+            if self._wire is not None:
+                self._wire.close()
             await self._exits.aclose()
 
     async def _send_body(
@@ -264,6 +265,9 @@ class R2Store:
         """Send a body with its check, or with the one the store takes; returns the answer and the check's headers."""
 
         async def send(check_params: Mapping[str, str]) -> dict[str, Any]:
+            if self._wire is not None and not isinstance(source, BytesSource):
+                async with self._slots:
+                    return await self._wire.send(operation, {**params, **check_params}, source, sha256, self._threads)
             if sha256 is None and source.size <= _SMALL:
                 data = await in_thread(read_whole, source, limiter=self._threads)
                 async with self._call(operation, params["Key"]) as call:
@@ -274,6 +278,7 @@ class R2Store:
             digest = await in_thread(md5_of, source, limiter=self._threads)
             return {"ContentMD5": b64encode(digest).decode()}
 
+        await self._connected()
         wanted = shapes.check_params(check)
         if "ChecksumCRC64NVME" not in wanted:
             return await send(wanted), wanted
@@ -317,15 +322,11 @@ class R2Store:
             client = await self._connected()
             scope = anyio.CancelScope(deadline=anyio.current_time() + idle_s)
             call = _Call(operation, subject, client, self._bucket, scope, idle_s)
-            try:
-                with self._translated(operation, subject, idle_s=idle_s):
-                    with scope:
-                        yield call
-                    if scope.cancelled_caught:
-                        raise TimeoutError
-            except RemoteUnavailable as error:
-                error.etag = call.etag
-                raise
+            with self._translated(operation, subject, idle_s=idle_s):
+                with scope:
+                    yield call
+                if scope.cancelled_caught:
+                    raise TimeoutError
 
     async def _connected(self) -> Any:
         if self._client is None:
@@ -337,23 +338,27 @@ class R2Store:
         return self._client
 
     async def _connect(self) -> None:
-        context, self._translated = await in_thread(_prepare, self._settings, self._threads.total_tokens)
+        context, self._wire, self._translated = await in_thread(
+            _prepare, self._settings, self._threads.total_tokens, self._idle_s
+        )
         self._client = await self._exits.enter_async_context(context)
 
 
-def _prepare(settings: Settings, connections: float) -> tuple[Any, Any]:
-    """The client to enter and the translation of its errors. Imports aioboto3: blocks for half a second."""
+def _prepare(settings: Settings, connections: float, idle_s: float) -> tuple[Any, Wire | None, Any]:
+    """The client to enter, the data plane, the translation of errors. Imports aioboto3: blocks for half a second."""
     from r2d1.objects.r2_client import open_client
     from r2d1.objects.r2_errors import redactor, translated
+    from r2d1.objects.wire import Wire
 
     secrets = (settings.secret_key, settings.session_token)
     redact = redactor(settings.access_key, *(secret.reveal() for secret in secrets if secret))
-    return open_client(settings, connections=int(connections)), partial(translated, redact=redact)
+    wire = Wire(settings, idle_s=idle_s, redact=redact) if settings.transport == "wire" else None
+    return open_client(settings, connections=int(connections)), wire, partial(translated, redact=redact)
 
 
 @dataclass(slots=True)
 class _Call:
-    """A request under way. ``etag`` is that of the object whose body is being read."""
+    """A request under way."""
 
     operation: str
     subject: str
@@ -361,7 +366,6 @@ class _Call:
     bucket: str
     scope: anyio.CancelScope
     idle_s: float
-    etag: str | None = None
 
     async def send(self, **params: Any) -> dict[str, Any]:
         method = getattr(self.client, _CAPITAL.sub("_", self.operation).lower())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import anyio
@@ -81,6 +82,31 @@ class UploadBody:
                 self._closed = True
                 if self._left and (close := getattr(self._blocks, "close", None)) is not None:
                     await in_thread(close)
+
+
+@contextmanager
+def exact_blocks(source: Source, block_size: int) -> Iterator[Iterator[bytes | memoryview]]:
+    """A source's blocks for one attempt, which blocks; ``Superseded`` unless they are as many bytes as it says.
+
+    That is known before the last block is given away. An iterator that is not used up is closed.
+    """
+    blocks = source.blocks(block_size)
+
+    def exactly() -> Iterator[bytes | memoryview]:
+        left = source.size
+        for block in blocks:
+            left -= len(block)
+            if left < 0 or (left == 0 and next(blocks, b"")):
+                raise Superseded(f"the source gave more of {source.size} bytes")
+            yield block
+        if left:
+            raise Superseded(f"the source gave {source.size - left} of {source.size} bytes")
+
+    try:
+        yield exactly()
+    finally:
+        if (close := getattr(blocks, "close", None)) is not None:
+            close()
 
 
 def read_whole(source: Source) -> bytes:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import aiohttp
 from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
@@ -21,8 +22,8 @@ from r2d1.objects.r2_transport import ConnectionBroken
 
 Redact = Callable[[str], str]
 
-_NETWORK = "Check the network, the proxy and the endpoint"
-_NOT_S3 = "Something other than an S3 server answers there: check R2D1_ACCOUNT_ID or R2D1_R2_ENDPOINT_URL"
+CHECK_NETWORK = "Check the network, the proxy and the endpoint"
+NOT_S3 = "Something other than an S3 server answers there: check R2D1_ACCOUNT_ID or R2D1_R2_ENDPOINT_URL"
 _SIGNED = re.compile(r"(?i)(signature|credential|authorization|x-amz-security-token)\s*[=:]\s*[^\s,&<]+")
 _MAX_REASON = 300
 
@@ -47,22 +48,23 @@ def translated(operation: str, subject: str, *, redact: Redact, idle_s: float) -
     except ClientError as exc:
         exc.args = tuple(redact(str(arg)) for arg in exc.args)
         # Without its frames: they hold the answer as it came, and some error reporters print locals.
-        raise error_for(operation, subject, _refusal(exc, redact)) from exc.with_traceback(None)
+        raise error_for(operation, subject, refusal(exc.response, redact)) from exc.with_traceback(None)
     except ParamValidationError as exc:
         raise ConfigError(f"{operation} {subject}: {redact(str(exc))}") from exc
     except (BotoCoreError, ResponseParserError) as exc:
-        raise RemoteError(operation, subject, reason=redact(f"the answer cannot be read: {exc}"), hint=_NOT_S3) from exc
+        raise RemoteError(operation, subject, reason=redact(f"the answer cannot be read: {exc}"), hint=NOT_S3) from exc
     except aiohttp.ClientError as exc:
         raise _transport_error(operation, subject, exc, redact) from _harmless_cause(exc)
     except TimeoutError as exc:
         raise RemoteUnavailable(
-            operation, subject, reason=f"nothing moved for {idle_s:g} seconds", hint=_NETWORK
+            operation, subject, reason=f"nothing moved for {idle_s:g} seconds", hint=CHECK_NETWORK
         ) from exc
 
 
-def _refusal(exc: ClientError, redact: Redact) -> Refusal:
-    error = exc.response.get("Error", {})
-    meta = exc.response.get("ResponseMetadata", {})
+def refusal(response: Mapping[str, Any], redact: Redact) -> Refusal:
+    """A refusal from what botocore's parser made of an answer."""
+    error = response.get("Error", {})
+    meta = response.get("ResponseMetadata", {})
     code = error.get("Code")
     # botocore puts the status or nothing where the answer had no code.
     return Refusal(
@@ -93,8 +95,8 @@ def _transport_error(operation: str, subject: str, exc: aiohttp.ClientError, red
         _set_transient(error, transient)
         return error
     if isinstance(exc, aiohttp.ClientResponseError):
-        return RemoteUnavailable(operation, subject, reason="the answer is not HTTP", hint=_NOT_S3)
-    return RemoteUnavailable(operation, subject, reason=redact(_how_it_broke(exc)), hint=_NETWORK)
+        return RemoteUnavailable(operation, subject, reason="the answer is not HTTP", hint=NOT_S3)
+    return RemoteUnavailable(operation, subject, reason=redact(_how_it_broke(exc)), hint=CHECK_NETWORK)
 
 
 def _set_transient(error: RemoteError, transient: bool) -> None:
@@ -105,7 +107,7 @@ def _set_transient(error: RemoteError, transient: bool) -> None:
 def _why_not_connected(exc: aiohttp.ClientError) -> tuple[str, str, bool]:
     """Reason, hint, and whether trying again may help."""
     if isinstance(exc, aiohttp.ConnectionTimeoutError):
-        return "no connection within the time allowed", _NETWORK, True
+        return "no connection within the time allowed", CHECK_NETWORK, True
     if isinstance(exc, aiohttp.ClientConnectorCertificateError):
         return (
             f"the server's certificate is not trusted: {exc.certificate_error}",
@@ -119,7 +121,7 @@ def _why_not_connected(exc: aiohttp.ClientError) -> tuple[str, str, bool]:
         return f"TLS with {host} failed: {_os_reason(exc)}", "Check that the endpoint speaks https, and the proxy", True
     if isinstance(exc, aiohttp.ClientProxyConnectionError):
         return f"the proxy {host} cannot be reached: {_os_reason(exc)}", "Check HTTPS_PROXY and NO_PROXY", True
-    return f"{host} cannot be reached: {_os_reason(exc)}", _NETWORK, True
+    return f"{host} cannot be reached: {_os_reason(exc)}", CHECK_NETWORK, True
 
 
 def _os_reason(exc: aiohttp.ClientError) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 from r2d1.errors import (
     AccessRefused,
@@ -88,6 +89,9 @@ _HINTS: dict[str | int, str] = {
     525: "Cloudflare could not reach the store through TLS",
 }
 
+#: The status that belongs to the code of a key that DeleteObjects could not delete.
+_DELETE_STATUS = {"AccessDenied": 403, "InternalError": 500, "SlowDown": 503, "ServiceUnavailable": 503}
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
@@ -162,3 +166,13 @@ def retry_after_of(value: str | None) -> float | None:
     except ValueError:
         return None
     return max(0.0, (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds())
+
+
+def require_deleted(answer: Mapping[str, Any]) -> None:
+    """Raise for the first key that DeleteObjects could not delete; one that is absent counts as deleted."""
+    for failed in answer.get("Errors", []):
+        code = str(failed.get("Code"))
+        refusal = Refusal(_DELETE_STATUS.get(code, 400), code, str(failed.get("Message") or ""))
+        error = error_for("DeleteObjects", str(failed.get("Key")), refusal)
+        if not isinstance(error, ObjectNotFound):
+            raise error

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from r2d1.errors import RangeRefused, RemoteError, RemoteUnavailable
+from r2d1.errors import PreconditionFailed, RangeRefused, RemoteError, RemoteUnavailable
 from r2d1.objects import Attributes, BodyCheck, ByteRange, ObjectInfo, Part
 
 Answer = Mapping[str, Any]
@@ -110,3 +111,23 @@ def listed_part(entry: Answer) -> Part:
     crc = entry.get("ChecksumCRC64NVME")
     check = BodyCheck("crc64nvme", crc) if crc else None
     return Part(int(entry["PartNumber"]), etag(entry), int(entry["Size"]), check)
+
+
+@dataclass(slots=True)
+class Landing:
+    """Where the bytes of a ranged GET belong; ``info`` is what the answer's head said of the object."""
+
+    key: str
+    span: ByteRange
+    if_match: str | None
+    info: ObjectInfo | None = None
+
+    def place(self, answer: Answer) -> tuple[int, int]:
+        """``(bytes of the body to pass over, bytes wanted)``, or the error that the head calls for."""
+        require_s3("GetObject", self.key, answer)
+        skip, total = placed(self.key, answer, self.span)
+        found = info(self.key, total, answer)
+        if self.if_match is not None and found.etag != self.if_match:
+            raise PreconditionFailed("GetObject", self.key, status=412, reason=f"the ETag is {found.etag}")
+        self.info = found
+        return skip, self.span.size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ class TestMemoryStore(ObjectStoreContract):
 
 
 class TestR2Store(ObjectStoreContract):
-    """R2's rules over a real socket."""
+    """R2's rules over a real socket, bodies on our own connections."""
 
     @pytest.fixture
     async def store(self, double: S3Double) -> AsyncIterator[ObjectStore]:
@@ -73,8 +74,18 @@ class TestR2Store(ObjectStoreContract):
         await store.aclose()
 
 
+class TestR2StoreThroughAioboto3(ObjectStoreContract):
+    """The same with bodies on aioboto3's connections."""
+
+    @pytest.fixture
+    async def store(self, double: S3Double) -> AsyncIterator[ObjectStore]:
+        store = R2Store(replace(settings_for(double), transport="aioboto3"), tell=Teller(None))
+        yield store
+        await store.aclose()
+
+
 class TestResilientStore(TestR2Store):
-    """The same through the wrapper that repeats: it changes nothing where nothing fails."""
+    """Our own connections through the wrapper that repeats: it changes nothing where nothing fails."""
 
     @pytest.fixture
     async def store(self, double: S3Double) -> AsyncIterator[ObjectStore]:
