@@ -90,7 +90,7 @@ async def _byte_problems(lane: Lane, prefix: str, manifest: Manifest) -> list[st
         entry, span, digest = piece
         sink = _HashSink(split_digest(entry.digest)[0])
         try:
-            async with lane.slots:
+            async with lane.flow.turn():
                 await lane.store.get_range(f"{prefix}/{entry.object_key}", span, sink)
         except ObjectNotFound:
             return  # the listing has told
@@ -101,7 +101,7 @@ async def _byte_problems(lane: Lane, prefix: str, manifest: Manifest) -> list[st
                 f"expected {digest}, got {sink.hexdigest()}"
             )
 
-    await run_bounded(lane.concurrency, check, _slices(manifest))
+    await run_bounded(lane.files_at_once, check, _slices(manifest))
     return sorted(problems)
 
 

@@ -5,16 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 
 from r2d1.catalog import Catalog, open_catalog
 from r2d1.events import Teller
+from r2d1.manifest import PART_SIZE
 from r2d1.objects import ObjectStore
 from r2d1.objects.opening import open_store
 from r2d1.retry import Brake, RetryPolicy
 from r2d1.settings import Settings
+from r2d1.transfer.flow import Flow
+from r2d1.transfer.lane import Lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,14 @@ class Remote:
 
     store: ObjectStore
     catalog: Catalog | None
+    brake: Brake = field(default_factory=Brake)  # the store's
+
+    def lane(self, settings: Settings, tell: Teller) -> Lane:
+        """What a client's transfers share; the server's push-back slows all of them."""
+        flow = Flow(fixed=settings.concurrency, most=settings.most_in_flight)
+        self.brake.listeners.append(flow.pushed_back)
+        part_size = settings.part_size or PART_SIZE
+        return Lane(self.store, tell, flow, part_size=part_size, upload_check=settings.upload_check)
 
 
 @asynccontextmanager
@@ -45,5 +56,6 @@ def _open(settings: Settings, tell: Teller, rng: random.Random) -> Remote:
     for notice in settings.notices():
         tell.notice("warning", notice, once=notice)
     policy = RetryPolicy()
-    store = open_store(settings, tell=tell, policy=policy, brake=Brake(rng))
-    return Remote(store, open_catalog(settings, tell=tell, policy=policy, brake=Brake(rng)))
+    brake = Brake(rng)
+    store = open_store(settings, tell=tell, policy=policy, brake=brake)
+    return Remote(store, open_catalog(settings, tell=tell, policy=policy, brake=Brake(rng)), brake)

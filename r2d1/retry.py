@@ -31,6 +31,7 @@ class Brake:
     """One pause shared by all requests of a client: whoever is told to slow down slows everybody."""
 
     rng: random.Random = field(default_factory=random.Random)
+    listeners: list[Callable[[], None]] = field(default_factory=list)  # told whenever it is pressed
     _until: float = 0.0
     _pressure: float = 0.0
 
@@ -43,6 +44,8 @@ class Brake:
         """Pause everybody for about ``seconds``, doubling what repeated pressure adds (at most 30 s)."""
         self._pressure = min(30.0, max(0.1, self._pressure * 2))
         self._until = max(self._until, anyio.current_time() + max(seconds, self.rng.uniform(0, self._pressure)))
+        for told in self.listeners:
+            told()
 
     def ease(self) -> None:
         """A request succeeded: recover slowly."""

@@ -22,6 +22,11 @@ E = TypeVar("E", bound=Event)
 PATIENCE_S = 60.0
 
 
+#: Pieces in flight where a test counts what was under way; by itself the number grows while that pays.
+IN_FLIGHT = 8
+FIXED = {"concurrency": IN_FLIGHT}
+
+
 class Hasty(random.Random):
     """Chance without jitter: retries follow one another at once. Ship ids stay random."""
 

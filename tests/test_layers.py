@@ -32,7 +32,7 @@ network           certifi
 sources           dotenv
 setting_rules
 settings
-objects           aioboto3 aiobotocore aiohttp botocore multidict yarl
+objects           aioboto3 aiobotocore aiohttp botocore h11 multidict yarl
 placing
 journal
 d1_wire
@@ -40,6 +40,7 @@ d1                httpx
 sqlite_database
 catalog
 observers         tqdm
+transfer
 remote
 heads
 legacy
@@ -47,7 +48,6 @@ rows
 finding
 listing
 bases             httpx
-transfer
 maintain
 gc
 courier           watchfiles

@@ -18,7 +18,6 @@ from r2d1.gc import GC_AGE_S, Garbage, collect
 from r2d1.maintain import Removed, Verified, reindex_job, remove, remove_after, verify_target
 from r2d1.observers import counted, size
 from r2d1.remote import Remote
-from r2d1.transfer.lane import Lane
 from r2d1.uris import Job, Latest, Named, Prefix, parse_job_uri, parse_uri
 
 
@@ -52,7 +51,7 @@ def verify(common: Common, *, uri: str, deep: bool) -> None:
 
 async def _verify(session: Session, target: Latest | Named, uri: str, *, deep: bool) -> Result:
     async with _ends(session) as (ends, _):
-        lane = Lane(ends.store, session.tell, concurrency=session.settings.concurrency)
+        lane = ends.lane(session.settings, session.tell)
         verified = await verify_target(lane, ends.catalog, target, uri, deep=deep)
     if verified is None:
         return Result((), {"found": False, "uri": uri}, code=Exit.NOTHING, why=f"nothing is there: {uri}")

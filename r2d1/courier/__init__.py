@@ -39,7 +39,6 @@ from r2d1.observers import to_log
 from r2d1.remote import Remote
 from r2d1.settings import Settings
 from r2d1.tasks import in_thread, one_error
-from r2d1.transfer.lane import Lane
 
 __all__ = ["AsyncCourier", "ShipReport", "Shipped", "Status"]
 
@@ -60,7 +59,7 @@ class AsyncCourier:
 
     Leaving the block drains for at most ``drain_timeout`` seconds, then closes; an error inside the block or
     a cancellation is never replaced. Everything is bounded: at most four checkpoints and
-    ``settings.concurrency`` parts are in flight, and memory does not grow with their size.
+    ``settings.concurrency`` parts (or as many as pay) are in flight, and memory does not grow with their size.
 
     Args:
         settings: from ``Settings.from_env``, ``Settings.from_config`` or made by hand.
@@ -122,13 +121,7 @@ class AsyncCourier:
         ends = await self._stack.enter_async_context(
             remote.opened(self.settings, tell=self._tell, rng=self._rng, given=self._given)
         )
-        self._lane = Lane(
-            ends.store,
-            self._tell,
-            concurrency=self.settings.concurrency,
-            **({"part_size": self.settings.part_size} if self.settings.part_size else {}),
-            upload_check=self.settings.upload_check,
-        )
+        self._lane = ends.lane(self.settings, self._tell)
         self._payer = Payer(ends.store, ends.catalog, self._tell, self._changed) if ends.catalog is not None else None
         self._yard = Shipyard(self._lane, self._payer, self._rng, self._changed)
         self._tasks = await anyio.create_task_group().__aenter__()

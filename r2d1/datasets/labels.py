@@ -126,7 +126,7 @@ async def publish_labels_async(
     not even read: the hashes are kept in ``<directory>/.r2d1/labels.db``. Files above ``multipart_above`` bytes go
     in parts. The index is written last, and only when it differs, so readers of the index see the old or the new.
 
-    At most ``settings.concurrency`` files are under way. ``FormatError`` for what cannot be published or changed
+    At most ``settings.in_flight`` files are under way. ``FormatError`` for what cannot be published or changed
     meanwhile, ``RemoteError`` when the store refuses or fails.
     """
     tell = Teller(observer)
@@ -138,8 +138,8 @@ async def publish_labels_async(
     async with opened_store(settings, store, tell) as bucket, _journal(root) as journal:
         before = await _index_before(bucket, join_key(below, INDEX_NAME), tell)
         total = sum(file.identity.size for file in files)
-        run = _Run(Placing(bucket, tell), below, journal, settings.concurrency, multipart_above, on_progress, total)
-        await run_bounded(settings.concurrency, run.file, files)
+        run = _Run(Placing(bucket, tell), below, journal, settings.in_flight, multipart_above, on_progress, total)
+        await run_bounded(settings.in_flight, run.file, files)
         await _place_index(run)
         return LabelsReport(
             where=bucket.where,

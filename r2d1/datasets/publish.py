@@ -128,7 +128,7 @@ async def publish_shard_set_async(
     sent, so a publication that was interrupted goes on where it stopped. Only files of the manifest are sent.
     At the end ``verify_units`` random units are read through ``settings.public_base``.
 
-    At most ``settings.concurrency`` objects are under way. ``ConfigError`` when there is no public base to verify
+    At most ``settings.in_flight`` objects are under way. ``ConfigError`` when there is no public base to verify
     with, before anything is sent; ``FormatError`` for a set that is not whole; ``Conflict`` for a key that holds
     other bytes; ``IntegrityError`` for a local shard that is damaged or a unit that the base serves wrongly;
     ``RemoteError``.
@@ -141,7 +141,7 @@ async def publish_shard_set_async(
     total = sum(file.size for _, file in files) + sum(len(data) for _, data in local.documents)
     async with opened_store(settings, store, tell) as bucket:
         run = _Run(Placing(bucket, tell), below, on_progress, total)
-        await run_bounded(settings.concurrency, run.shard, files)
+        await run_bounded(settings.in_flight, run.shard, files)
         for name, data in local.documents:
             await run.document(name, data)
         chosen = await _verify(settings, base, local.manifest, verify_units, tell)
@@ -246,8 +246,8 @@ async def _verify(
     if base is None:
         return ()
     chosen = sorted(random.SystemRandom().sample(range(manifest.n_units), min(count, manifest.n_units)))
-    async with open_reader(base, settings=settings, connections=settings.concurrency) as reader:
-        problems = await verify_units_of(reader, manifest, chosen, tell=tell, concurrency=settings.concurrency)
+    async with open_reader(base, settings=settings, connections=settings.in_flight) as reader:
+        problems = await verify_units_of(reader, manifest, chosen, tell=tell, concurrency=settings.in_flight)
     if problems:
         listed = "\n".join(f"  {text}" for text in problems)
         raise IntegrityError(

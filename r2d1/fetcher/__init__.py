@@ -96,7 +96,7 @@ class AsyncFetcher:
             remote.opened(self.settings, tell=self._tell, rng=self._rng, given=self._given)
         )
         self._catalog = ends.catalog
-        self._lane = Lane(ends.store, self._tell, concurrency=self.settings.concurrency)
+        self._lane = ends.lane(self.settings, self._tell)
         return self
 
     async def __aexit__(

@@ -168,7 +168,7 @@ async def _fetch_and_place(lane: Lane, job: Bringing, journal: Journal) -> Broug
         fetched = await fetch_file(lane, one, staging / one.path, moved)
         brought.fetched_bytes += fetched
 
-    await run_bounded(lane.concurrency, fetch, job.wanted)
+    await run_bounded(lane.files_at_once, fetch, job.wanted)
     with anyio.CancelScope(shield=True):  # a few renames: to be cut between them would only cost a second pull
         await _keep_what_is_nowhere_else(lane, job, journal)
         folder = await in_thread(placing.place_checkpoint, job.root, job.of.name, staging, sidecar)

@@ -76,7 +76,7 @@ async def _fetch(
         brought.fetched_bytes += fetched
         await in_thread(_place, journal, lane, dest, staging, one)
 
-    await run_bounded(lane.concurrency, fetch, todo)
+    await run_bounded(lane.files_at_once, fetch, todo)
     await in_thread(placing.remove_tree, staging)
     return brought
 

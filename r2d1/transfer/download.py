@@ -12,8 +12,9 @@ from r2d1 import keys
 from r2d1.digest import new_hasher
 from r2d1.errors import IntegrityError, UnsafeDestination
 from r2d1.objects import ByteRange
-from r2d1.tasks import in_thread, run_bounded
+from r2d1.tasks import in_thread
 from r2d1.transfer.files import SliceSink, hash_span
+from r2d1.transfer.flow import Turn, spread
 from r2d1.transfer.lane import Lane
 from r2d1.transfer.plan import plan_ranges
 
@@ -55,13 +56,18 @@ async def fetch_file(lane: Lane, wanted: Wanted, target: Path, progress: Progres
             todo = await _missing(lane, fd, wanted, todo, progress)
         fetched = 0
 
-        async def fetch(piece: tuple[ByteRange, str | None]) -> None:
+        left = iter(todo)
+
+        async def following() -> tuple[ByteRange, str | None] | None:
+            return next(left, None)
+
+        async def fetch(turn: Turn, piece: tuple[ByteRange, str | None]) -> None:
             nonlocal fetched
-            await _fetch_slice(lane, fd, wanted, *piece)
+            await _fetch_slice(lane, turn, fd, wanted, *piece)
             fetched += piece[0].size
             progress(wanted.path, piece[0].size)
 
-        await run_bounded(min(lane.concurrency, len(todo)), fetch, todo)
+        await spread(lane.flow, following, fetch)
         await in_thread(os.fsync, fd, limiter=lane.disk)
     return fetched
 
@@ -100,12 +106,11 @@ async def _missing(
     return missing
 
 
-async def _fetch_slice(lane: Lane, fd: int, wanted: Wanted, span: ByteRange, digest: str | None) -> None:
+async def _fetch_slice(lane: Lane, turn: Turn, fd: int, wanted: Wanted, span: ByteRange, digest: str | None) -> None:
     got = ""
     for _ in range(_TRIES):
-        sink = SliceSink(fd, span, new_hasher(wanted.algorithm or "blake3"))
-        async with lane.slots:
-            await lane.store.get_range(wanted.key, span, sink, if_match=wanted.etag)
+        sink = SliceSink(fd, span, new_hasher(wanted.algorithm or "blake3"), turn.moved)
+        await lane.store.get_range(wanted.key, span, sink, if_match=wanted.etag)
         got = sink.hexdigest()
         if digest is None or got == digest:
             return

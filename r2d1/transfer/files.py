@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import mmap
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,20 +13,26 @@ from r2d1.checkpoint import Identity
 from r2d1.digest import Hasher, crc64nvme, new_hasher
 from r2d1.errors import CheckpointError, Superseded
 from r2d1.objects import BodyCheck, ByteRange
+from r2d1.objects.buffers import buffer
 from r2d1.transfer.lane import BLOCK
 
-_MAPPED_FROM = 128 << 10
+
+def _nobody(size: int) -> None:
+    """Who is told of moved bytes by default."""
 
 
 def open_unchanged(path: Path, expected: Identity) -> int:
-    """Open a file to be shipped; ``Superseded`` when it is not the one that was looked at."""
+    """Open a file to be shipped; ``Superseded`` when it is not the one that was looked at.
+
+    A ctime that moved is looked into before the head is written.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as exc:
         raise Superseded(f"{path}: deleted while the checkpoint was being shipped") from exc
     except OSError as exc:
         raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
-    if Identity.of(os.fstat(fd)) != expected:
+    if not expected.is_like(Identity.of(os.fstat(fd))):
         os.close(fd)
         raise Superseded(f"{path}: changed while the checkpoint was being shipped")
     return fd
@@ -38,24 +43,17 @@ def read_blocks(fd: int, span: ByteRange, block_size: int, name: str) -> Iterato
 
     ``OSError`` naming the file when the disk fails.
     """
-    buffer = memoryview(_buffer(min(block_size, span.size)))
+    block = buffer(min(block_size, span.size))
     at = span.start
     while at < span.stop:
         try:
-            got = os.preadv(fd, [buffer[: min(block_size, span.stop - at)]], at)
+            got = os.preadv(fd, [block[: span.stop - at]], at)
         except OSError as exc:
             raise OSError(exc.errno, exc.strerror, name) from exc
         if got == 0:
             raise Superseded(f"{name}: became shorter while the checkpoint was being shipped")
-        yield buffer[:got]
+        yield block[:got]
         at += got
-
-
-def _buffer(size: int) -> bytearray | mmap.mmap:
-    """Large buffers come from the system and go back to it at once: malloc would keep some for every thread."""
-    if size < _MAPPED_FROM:
-        return bytearray(size)
-    return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 class SliceHashes:
@@ -107,39 +105,45 @@ class _Check:
         return BodyCheck(self._algorithm, base64.b64encode(value).decode())
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SliceSource:
     """A slice of an open file on its way up; what is sent must have ``digest``, or nothing is.
 
-    The file is read (from the page cache) a second time here: a change between hashing and sending is
-    noticed before the last block leaves, whether the store checks bodies or not.
+    The file is read (from the page cache) a second time here. A change since it was hashed is noticed before the
+    last block leaves; with ``is_verified`` that is left to the store, which compares the checksum that was taken
+    along with the digest, and looked for here only when it has refused.
     """
 
     fd: int
     span: ByteRange
     digest: str
     name: str
+    moved: Callable[[int], None] = _nobody
+    is_verified: bool = False
 
     @property
     def size(self) -> int:
         return self.span.size
 
     def blocks(self, block_size: int) -> Iterator[bytes | memoryview]:
-        hasher = new_hasher()
+        is_verified, self.is_verified = self.is_verified, False
+        hasher = None if is_verified else new_hasher()
         left = self.span.size
         for block in read_blocks(self.fd, self.span, block_size, self.name):
-            hasher.update(block)
             left -= len(block)
-            if left == 0 and hasher.hexdigest() != self.digest:
-                raise Superseded(f"{self.name}: its bytes changed while the checkpoint was being shipped")
+            if hasher is not None:
+                hasher.update(block)
+                if left == 0 and hasher.hexdigest() != self.digest:
+                    raise Superseded(f"{self.name}: its bytes changed while the checkpoint was being shipped")
             yield block
+            self.moved(len(block))
 
 
 class SliceSink:
     """Where a slice of a file on the way down is written, and hashed in the same pass."""
 
-    def __init__(self, fd: int, span: ByteRange, hasher: Hasher) -> None:
-        self._fd, self._at, self._hasher = fd, span.start, hasher
+    def __init__(self, fd: int, span: ByteRange, hasher: Hasher, moved: Callable[[int], None] = _nobody) -> None:
+        self._fd, self._at, self._hasher, self._moved = fd, span.start, hasher, moved
 
     def write(self, block: bytes | bytearray | memoryview) -> None:
         self._hasher.update(block)
@@ -148,6 +152,7 @@ class SliceSink:
             done = os.pwrite(self._fd, view, self._at)
             self._at += done
             view = view[done:]
+        self._moved(len(block))
 
     def hexdigest(self) -> str:
         return self._hasher.hexdigest()

@@ -1,4 +1,4 @@
-"""The lane all transfers of one client share: how many pieces are in flight, and who is told."""
+"""The lane all transfers of one client share: whose turn it is, and who is told."""
 
 from __future__ import annotations
 
@@ -9,28 +9,38 @@ import anyio
 from r2d1.events import Teller
 from r2d1.manifest import PART_SIZE
 from r2d1.objects import ObjectStore
+from r2d1.transfer.flow import Flow
 
 #: How much of a file is read, hashed or written by one call in a worker thread.
 BLOCK = 1 << 20
+
+
+#: Threads that read, hash and write files beside those of the connections.
+_DISK_THREADS = 8
 
 
 @dataclass(slots=True)
 class Lane:
     """One budget over all files of all checkpoints of a client.
 
-    ``concurrency`` pieces (parts, small objects, ranges) are in flight at most; a piece holds a few blocks
-    in memory, never itself as a whole. ``keeps_told_etags`` is learnt: the ETag that Complete tells is the object's.
+    ``flow`` hands out turns for pieces (parts, small objects, ranges); a piece holds a few blocks in memory, never
+    itself as a whole. Learnt of the store: ``keeps_told_etags`` (the ETag that Complete tells is the object's) and
+    ``verifies_checks`` (it compares what arrives with the checksum sent along, and says so).
     """
 
     store: ObjectStore
     tell: Teller
-    concurrency: int = 8
+    flow: Flow = field(default_factory=Flow)
     part_size: int = PART_SIZE
     upload_check: str = "crc64nvme"
-    slots: anyio.Semaphore = field(init=False)
     disk: anyio.CapacityLimiter = field(init=False)
     keeps_told_etags: bool = field(init=False, default=False)
+    verifies_checks: bool = field(init=False, default=False)
 
     def __post_init__(self) -> None:
-        self.slots = anyio.Semaphore(self.concurrency)
-        self.disk = anyio.CapacityLimiter(max(4, self.concurrency))
+        self.disk = anyio.CapacityLimiter(_DISK_THREADS)
+
+    @property
+    def files_at_once(self) -> int:
+        """How many files may be open: as many as there may be turns, since each may be one piece."""
+        return self.flow.most

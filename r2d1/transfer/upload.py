@@ -15,8 +15,9 @@ from r2d1.checkpoint import Identity, LocalFile
 from r2d1.errors import NotSupported, ObjectNotFound, RemoteError, RemoteUnavailable, UploadNotFound
 from r2d1.manifest import FileEntry, plan_part_size
 from r2d1.objects import BodyCheck, ByteRange, Part
-from r2d1.tasks import in_thread, one_error
+from r2d1.tasks import in_thread
 from r2d1.transfer.files import SliceHashes, SliceSource, open_unchanged
+from r2d1.transfer.flow import Turn, spread
 from r2d1.transfer.lane import Lane
 from r2d1.transfer.plan import expected_etag, plan_ranges
 
@@ -24,6 +25,9 @@ Progress = Callable[[str, int], None]
 
 #: How often a file is begun anew because its upload vanished or its Complete could not be settled.
 _FRESH_STARTS = 3
+
+#: How often an upload is completed whose Complete failed and left no object.
+_COMPLETES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +97,7 @@ async def _opened(path: Path, identity: Identity, lane: Lane) -> AsyncIterator[i
 
 
 def _check_unchanged(fd: int, path: Path, expected: Identity) -> None:
-    if Identity.of(os.fstat(fd)) != expected:
+    if not expected.is_like(Identity.of(os.fstat(fd))):
         os.close(open_unchanged(path, expected))
 
 
@@ -104,10 +108,10 @@ def _entry(file: LocalFile, digest: str, etag: str, part_size: int, parts: tuple
 
 async def _send_whole(lane: Lane, fd: int, prefix: str, file: LocalFile, part_size: int) -> FileEntry:
     span = ByteRange(0, file.identity.size)
-    async with lane.slots:
+    async with lane.flow.turn() as turn:
         hashes = SliceHashes(fd, file.path, lane.upload_check)
         digest, check = await in_thread(hashes.next_only, span, limiter=lane.disk)
-        source = SliceSource(fd, span, digest, file.path)
+        source = SliceSource(fd, span, digest, file.path, turn.moved, check is not None and lane.verifies_checks)
         etag = await lane.store.put(f"{prefix}/{file.key}", source, check=check)
     return _entry(file, digest, etag, part_size)
 
@@ -122,6 +126,16 @@ class _Sending:
     key: str
     file: LocalFile
     progress: Progress
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """A part that is still to be sent."""
+
+    number: int
+    span: ByteRange
+    digest: str
+    check: BodyCheck | None
 
 
 async def _send_parts(job: _Sending, part_size: int) -> FileEntry:
@@ -177,55 +191,54 @@ async def _send_missing(job: _Sending, upload: OpenFile) -> tuple[list[SentPart]
     sent: dict[int, SentPart] = {}
     hashes = SliceHashes(job.fd, job.file.path, job.lane.upload_check)
     spans = enumerate(plan_ranges(job.file.identity.size, upload.part_size), start=1)
-    in_order = anyio.Lock()
 
-    async def next_slice() -> tuple[int, SliceSource, BodyCheck | None] | None:
-        async with in_order:
-            number, span = next(spans, (0, None))
-            if span is None:
-                return None
+    async def next_missing() -> _Slice | None:
+        for number, span in spans:
             digest, check = await in_thread(hashes.next_part, span, limiter=job.lane.disk)
-            return number, SliceSource(job.fd, span, digest, job.file.path), check
+            known = have.get(number)
+            if known is None or known.digest != digest:
+                return _Slice(number, span, digest, check)
+            sent[number] = known
+        return None
 
-    async def work() -> None:
-        while True:
-            async with job.lane.slots:
-                if (piece := await next_slice()) is None:
-                    return
-                number, source, check = piece
-                known = have.get(number)
-                if known is not None and known.digest == source.digest:
-                    sent[number] = known
-                    continue
-                part = await job.lane.store.put_part(job.key, upload.upload_id, number, source, check=check)
-            sent[number] = SentPart(part, source.digest)
-            await job.log.record_part(job.key, sent[number])
-            job.progress(job.file.path, source.size)
+    async def send(turn: Turn, piece: _Slice) -> None:
+        is_verified = piece.check is not None and job.lane.verifies_checks
+        source = SliceSource(job.fd, piece.span, piece.digest, job.file.path, turn.moved, is_verified)
+        part = await job.lane.store.put_part(job.key, upload.upload_id, piece.number, source, check=piece.check)
+        job.lane.verifies_checks |= part.verified
+        sent[piece.number] = SentPart(part, piece.digest)
+        await job.log.record_part(job.key, sent[piece.number])
+        job.progress(job.file.path, source.size)
 
-    with one_error():
-        async with anyio.create_task_group() as tasks:
-            for _ in range(job.lane.concurrency):
-                tasks.start_soon(work)
+    await spread(job.lane.flow, next_missing, send)
     return [sent[number] for number in sorted(sent)], hashes.whole()
 
 
 async def _complete(job: _Sending, upload: OpenFile, parts: list[Part]) -> str:
-    """Join the parts. A lost reply is settled by looking at the object: it is ours if size and ETag are right."""
-    try:
-        etag = await job.lane.store.complete_upload(job.key, upload.upload_id, parts)
-    except (RemoteUnavailable, UploadNotFound) as error:
-        if isinstance(error, RemoteUnavailable) and not error.ambiguous:
-            raise
-        found = await _completed_all_the_same(job, parts)
-        if found is None:
-            raise UploadNotFound(
-                error.operation, error.subject, reason=f"the upload is gone and no object came of it ({error})"
-            ) from error
-        etag = found
-    else:
-        etag = await _etag_kept(job, etag)
-    await job.log.forget_open(job.key)
-    return etag
+    """Join the parts. A lost reply is settled by looking at the object: it is ours if size and ETag are right.
+
+    Where there is none, the store failed before it joined anything: the parts still lie there, and it is asked again.
+    """
+    for left in reversed(range(_COMPLETES)):
+        try:
+            etag: str | None = await _etag_kept(
+                job, await job.lane.store.complete_upload(job.key, upload.upload_id, parts)
+            )
+        except (RemoteUnavailable, UploadNotFound) as error:
+            is_gone = isinstance(error, UploadNotFound)
+            if not is_gone and not error.ambiguous:
+                raise
+            etag = await _completed_all_the_same(job, parts)
+            if etag is None and is_gone:
+                raise UploadNotFound(
+                    error.operation, error.subject, reason=f"the upload is gone and no object came of it ({error})"
+                ) from error
+            if etag is None and not left:
+                raise  # the journal keeps upload and parts for the next time
+        if etag is not None:
+            await job.log.forget_open(job.key)
+            return etag
+    raise AssertionError("unreachable")
 
 
 async def _etag_kept(job: _Sending, told: str) -> str:

@@ -10,7 +10,7 @@ from r2d1.errors import FlushError
 from r2d1.events import Committed, ShipFailed
 from r2d1.testing import Answer, Fault, Reset, When
 from tests.checkpoints import files_of, write_checkpoint
-from tests.remote_ends import Told, assert_nothing_left, open_courier, open_fetcher
+from tests.remote_ends import FIXED, IN_FLIGHT, Told, assert_nothing_left, open_courier, open_fetcher
 
 PART = 1024
 PARTS = 100
@@ -31,14 +31,14 @@ async def test_a_part_that_is_refused(s3, tmp_path):
     s3.faults.add(Fault(When(matches=is_late_part), Answer(400, "InvalidRequest"), times=None))
     write_checkpoint(tmp_path, "chk_1", 1, {"big.bin": os.urandom(PART * PARTS)})
     told = Told()
-    async with open_courier(s3, part_size=PART, observer=told, drain_timeout=0.1) as courier:
+    async with open_courier(s3, part_size=PART, observer=told, drain_timeout=0.1, tuning=FIXED) as courier:
         await courier.watch(tmp_path, "job")
         await told.first(ShipFailed)
         write_checkpoint(tmp_path, "chk_2", 2, {"big.bin": os.urandom(PART * 4)})
         await told.first(Committed)
         assert "InvalidRequest" in courier.status().parked["job/chk_1"]
         assert s3.open_uploads == 0
-        assert len(parts_of(s3, "chk_1")) <= 3 + courier.settings.concurrency
+        assert len(parts_of(s3, "chk_1")) <= 3 + IN_FLIGHT
         s3.faults.clear()
         await courier.flush()  # the reason is gone: both are there in the end
     assert [event.name for event in told.of(Committed)] == ["chk_2", "chk_1"]
@@ -51,15 +51,17 @@ async def test_a_part_whose_connection_is_reset(s3, tmp_path):
     data = os.urandom(PART * PARTS)
     write_checkpoint(tmp_path, "chk_1", 1, {"big.bin": data})
     told = Told()
-    async with open_courier(s3, part_size=PART, observer=told) as courier:
+    async with open_courier(s3, part_size=PART, observer=told, tuning=FIXED) as courier:
         await courier.watch(tmp_path, "job")
         await told.first(ShipFailed)
-        attempts = 8 * courier.settings.concurrency
+        attempts = 8 * IN_FLIGHT
         assert len(parts_of(s3, "chk_1")) <= 3 + attempts
         write_checkpoint(tmp_path, "chk_2", 2, {"big.bin": os.urandom(PART * 4)})
         await told.first(Committed)
         with pytest.raises(FlushError, match="chk_1"):
             await courier.flush()
+        s3.close()  # what was cut off on its way is not answered any more
+        s3.start()
         s3.faults.clear()
         assert sorted(parts_of(s3, "chk_1", 200)) == [1, 2, 3]
         await courier.flush()

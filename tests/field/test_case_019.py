@@ -8,7 +8,7 @@ import anyio
 
 from r2d1.testing import Fault, Gate, Hold, When
 from tests.checkpoints import files_of, write_checkpoint
-from tests.remote_ends import PATIENCE_S, assert_nothing_left, open_courier, open_fetcher
+from tests.remote_ends import FIXED, IN_FLIGHT, PATIENCE_S, assert_nothing_left, open_courier, open_fetcher
 
 PART = 64 << 10
 PARTS = 40
@@ -28,7 +28,7 @@ async def test_a_cancelled_ship_stops_and_is_resumed(s3, tmp_path):
     gate = Gate()
     held = When(operation="UploadPart", matches=lambda call: call.part_number > 20)
     s3.faults.add(Fault(held, Hold(gate), times=None))
-    async with open_courier(s3, part_size=PART) as courier:
+    async with open_courier(s3, part_size=PART, tuning=FIXED) as courier:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(courier.ship, folder, "job")
             with anyio.fail_after(PATIENCE_S):
@@ -40,12 +40,12 @@ async def test_a_cancelled_ship_stops_and_is_resumed(s3, tmp_path):
     assert s3.open_uploads == 1
     s3.faults.clear()
     gate.release()
-    async with open_courier(s3, part_size=PART) as courier:
+    async with open_courier(s3, part_size=PART, tuning=FIXED) as courier:
         assert len(s3.requests) == after
         await courier.ship(folder, "job")
     sent = {r.part_number for r in s3.requests[after:] if r.operation == "UploadPart"}
     assert sent >= set(range(1, PARTS + 1)) - taken
-    assert len(sent & taken) <= courier.settings.concurrency  # those whose reply came after the journal was closed
+    assert len(sent & taken) <= IN_FLIGHT  # those whose reply came after the journal was closed
     assert_nothing_left(s3, tmp_path)
     async with open_fetcher(s3) as fetcher:
         info = await fetcher.pull("r2://jobs/job/latest", tmp_path / "down")
@@ -58,7 +58,7 @@ async def test_a_time_out_leaves_no_task(s3, tmp_path):
     gate = Gate()
     s3.faults.add(Fault(When(operation="UploadPart", part=9), Hold(gate), times=None))
     with anyio.CancelScope() as scope:
-        async with open_courier(s3, part_size=PART) as courier:
+        async with open_courier(s3, part_size=PART, tuning=FIXED) as courier:
             await courier.watch(tmp_path, "job")
             await gate.arrived.wait()
             scope.deadline = anyio.current_time()
@@ -68,7 +68,7 @@ async def test_a_time_out_leaves_no_task(s3, tmp_path):
     assert s3.keys("jobs/job/.r2d1/heads/") == []
     s3.faults.clear()
     gate.release()
-    async with open_courier(s3, part_size=PART) as courier:
+    async with open_courier(s3, part_size=PART, tuning=FIXED) as courier:
         assert len(s3.requests) == after
         await courier.watch(tmp_path, "job")
         await courier.flush()

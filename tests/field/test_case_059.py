@@ -11,7 +11,7 @@ import pytest
 from r2d1.errors import IntegrityError
 from r2d1.testing import Fault, Gate, Hold, Hook, Rewrite, When
 from tests.checkpoints import files_of, write_checkpoint
-from tests.remote_ends import PATIENCE_S, open_courier, open_fetcher
+from tests.remote_ends import FIXED, IN_FLIGHT, PATIENCE_S, open_courier, open_fetcher
 
 PART = 64 << 10
 KEY = "jobs/job/slot_0/big.bin"
@@ -43,11 +43,11 @@ async def test_the_same_object_with_ever_other_etags(s3, tmp_path):
     odd = Rewrite(lambda call: {"ETag": f'"{next(numbers):032x}"'})
     s3.faults.add(Fault(When(operation="GetObject", key="*/big.bin"), odd, times=None))
     before = len(s3.requests)
-    async with open_fetcher(s3) as fetcher:
+    async with open_fetcher(s3, tuning=FIXED) as fetcher:
         info = await fetcher.pull("r2://jobs/job/slot_0", tmp_path / "down")
     assert files_of(info.local_dir) == {"big.bin": data}
     ranges = [r for r in s3.requests[before:] if r.operation == "GetObject" and r.key == KEY]
-    assert len(ranges) <= 8 + fetcher.settings.concurrency
+    assert len(ranges) <= 8 + IN_FLIGHT
 
 
 async def test_shipped_again_during_the_pull(s3, tmp_path):

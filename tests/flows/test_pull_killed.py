@@ -28,12 +28,16 @@ from r2d1.settings import Secret
 from r2d1.testing import Answer, Fault, FlipReply, Gate, Hold, Stall, When
 from tests.checkpoints import files_of, write_checkpoint
 from tests.children import Killer, child_env, started
-from tests.remote_ends import Hasty, Told, open_courier, open_fetcher, settings_of, stray_files
+from tests.remote_ends import FIXED, IN_FLIGHT, Hasty, Told, open_courier, open_fetcher, settings_of, stray_files
 
 PART = 64 << 10
 SLICES = 20
 LATEST, NAMED, PREFIX = "r2://jobs/job/latest", "r2://jobs/job/chk_1", "r2://jobs/job/chk_1/sub"
-PULL = "import sys; from r2d1 import Fetcher; Fetcher.from_env().pull(sys.argv[1], dest=sys.argv[2])"
+PULL = """
+import sys
+from r2d1 import Fetcher, Settings
+Fetcher(Settings.from_env(concurrency=8)).pull(sys.argv[1], dest=sys.argv[2])
+"""
 
 
 async def ship(s3, directory, slices: int = 4) -> dict[str, bytes]:
@@ -56,15 +60,14 @@ async def test_a_killed_pull_is_resumed(s3, tmp_path, killed_at):
         assert child.wait(timeout=60) == -signal.SIGKILL
     assert [path.name for path in dest.iterdir()] == [".r2d1"]
     before = len(s3.requests)
-    async with open_fetcher(s3) as fetcher:
+    async with open_fetcher(s3, tuning=FIXED) as fetcher:
         info = await fetcher.pull(LATEST, dest)
     assert files_of(info.local_dir) == files
     assert info.verified
     assert not info.cached
     assert stray_files(dest) == []
     ranges = [record for record in s3.requests[before:] if "range" in record.headers]
-    under_way = fetcher.settings.concurrency
-    assert SLICES + 1 - killed_at <= len(ranges) <= SLICES + 1 - killed_at + 2 * under_way
+    assert SLICES + 1 - killed_at <= len(ranges) <= SLICES + 1 - killed_at + 2 * IN_FLIGHT
 
 
 REFUSALS = {
