@@ -27,6 +27,10 @@ class Identity:
     def of(cls, info: os.stat_result) -> Identity:
         return cls(info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
 
+    def is_like(self, other: Identity) -> bool:
+        """Whether they differ in ctime at most, which a new mode, owner or link moves as well as new bytes."""
+        return (self.size, self.mtime_ns, self.inode) == (other.size, other.mtime_ns, other.inode)
+
 
 @dataclass(frozen=True, slots=True)
 class LocalFile:
@@ -65,6 +69,16 @@ class LocalCheckpoint:
     def is_same_state(self, other: LocalCheckpoint) -> bool:
         """Whether nothing changed in between: every identity and every byte of the sidecar."""
         return self.files == other.files and self.sidecar.raw == other.sidecar.raw
+
+    def doubtful_in(self, now: LocalCheckpoint) -> list[LocalFile] | None:
+        """The files whose bytes only hashing can tell to be the same; None when something did change."""
+        mine, theirs = ([(file.path, file.key) for file in one.files] for one in (self, now))
+        if mine != theirs or self.sidecar.raw != now.sidecar.raw:
+            return None
+        pairs = list(zip(self.files, now.files, strict=True))
+        if not all(before.identity.is_like(after.identity) for before, after in pairs):
+            return None
+        return [after for before, after in pairs if before != after]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from r2d1.checkpoint import Identity, LocalCheckpoint
@@ -23,6 +24,7 @@ from r2d1.localstate import close_lock, open_lock, own_folder, state_directory, 
 from r2d1.objects import BodyCheck
 
 _VERSION = 1
+_NAME_END = re.compile(rb"[/\0]")
 _SCHEMA = """
 BEGIN;
 CREATE TABLE IF NOT EXISTS done (
@@ -101,9 +103,10 @@ def scope_of(where: str, job_id: str) -> str:
     return f"{where}\n{job_id}"
 
 
-def state_of(local: LocalCheckpoint) -> str:
+def state_of(local: LocalCheckpoint, *, ctime: bool = True) -> str:
     """One digest for everything that tells a local state of a checkpoint from another."""
-    files = [[file.path, *_row(file.identity)] for file in local.files]
+    identities = [(file.path, file.identity if ctime else replace(file.identity, ctime_ns=0)) for file in local.files]
+    files = [[path, *_row(identity)] for path, identity in identities]
     return digest_of(json.dumps(files).encode() + b"\n" + local.sidecar.raw)
 
 
@@ -185,10 +188,35 @@ class Journal:
         )
         self._run(("INSERT OR REPLACE INTO digests VALUES (?,?,?,?,?,?,?,?,?)", values))
 
+    def trim_done(self, scope: str, here: Collection[str], *, keep: int) -> None:
+        """Drop the oldest of what was shipped or pulled and is not ``here`` any more, beyond the newest ``keep``.
+
+        A record is asked for when its checkpoint lies on the disk, so one of a deleted checkpoint is for its return.
+        """
+        sql = (
+            "DELETE FROM done WHERE scope=? AND name NOT IN (SELECT value FROM json_each(?)) AND name IN"
+            " (SELECT name FROM done WHERE scope=? ORDER BY epoch DESC, name LIMIT -1 OFFSET ?)"
+        )
+        self._run((sql, (scope, json.dumps(list(here)), scope, keep)))
+
     def forget_digests(self, folder: Path) -> None:
         """Drop the digests of a checkpoint folder that was deleted."""
         low = os.fsencode(folder)
         self._run(("DELETE FROM digests WHERE path > ? AND path < ?", (low + b"/", low + b"0")))  # "0" follows "/"
+
+    def forget_gone(self, directory: Path) -> None:
+        """Drop the digests of whatever a directory held and does not hold any more.
+
+        That is safe at any time: a file that comes back is hashed again. It takes a step for each name, not each file.
+        """
+        base = os.fsencode(directory) + b"/"
+        low, end = base, base[:-1] + b"0"  # "0" follows "/"
+        sql = "SELECT path FROM digests WHERE path >= ? AND path < ? ORDER BY path LIMIT 1"
+        while rows := self._all(sql, low, end):
+            low, name, after = _top_range(base, rows[0][0])  # type: ignore[arg-type]
+            if not os.path.lexists(base + name):
+                self._run(("DELETE FROM digests WHERE path >= ? AND path < ?", (low, after)))
+            low = after
 
     # -- ships under way ------------------------------------------------------------------------------
 
@@ -256,6 +284,18 @@ class Journal:
 
     def owed(self, scope: str) -> list[str]:
         return [str(row[0]) for row in self._all("SELECT name FROM owed WHERE scope=? ORDER BY name", scope)]
+
+
+def _top_range(base: bytes, path: bytes) -> tuple[bytes, bytes, bytes]:
+    """The name below ``base`` that a path begins with, between the range of all paths that do: its start, its end.
+
+    What follows a name is ``/``, or NUL where a pull of a prefix bound the file to its object.
+    """
+    found = _NAME_END.search(path, len(base))
+    if found is None:
+        return path, path[len(base) :], path + b"\0"
+    start = found.start()
+    return path[: start + 1], path[len(base) : start], path[:start] + bytes([path[start] + 1])
 
 
 def _stored_part(number: int, etag: str, size: int, digest: str, checked: str) -> StoredPart:

@@ -6,6 +6,7 @@ import json
 import random
 import socket
 from dataclasses import dataclass, field
+from functools import partial
 
 import anyio
 
@@ -62,12 +63,13 @@ class Delivery:
     of: CheckpointKeys
     local: LocalCheckpoint
     rng: random.Random
+    is_pinned: bool = False  # links move ctime: the state is told without it, and files sent before are hashed again
     sent_bytes: int = 0
     state: str = field(init=False)
     started: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self.state = state_of(self.local)
+        self.state = state_of(self.local, ctime=not self.is_pinned)
         self.started = anyio.current_time()
 
     @property
@@ -97,7 +99,9 @@ async def deliver(job: Delivery) -> tuple[Shipped, Manifest | None]:
         ship = await _claim(job, is_first=stored is None)
         try:
             sealed = await _upload(job, ship)
-            done = await commit(job.store, ship, sealed, before_write=lambda: _check_same(job), rng=job.rng)
+            done = await commit(
+                job.store, ship, sealed, before_write=partial(_check_same, job, sealed.manifest), rng=job.rng
+            )
         except Superseded:
             await _abandon(job, ship)
             raise
@@ -179,7 +183,7 @@ async def _upload(job: Delivery, ship: Ship) -> Sealed:
             job.lane, log, folder=job.local.folder, prefix=ship.prefix, file=file, progress=job.moved
         )
 
-    await run_bounded(job.lane.concurrency, send, job.local.files)
+    await run_bounded(job.lane.files_at_once, send, job.local.files)
     sidecar_key = job.of.sidecar(ship.prefix)
     raw_sidecar = job.local.sidecar.raw
     sidecar_etag = await job.store.put(sidecar_key, BytesSource(raw_sidecar), attributes=JSON)
@@ -209,13 +213,23 @@ def _manifest(job: Delivery, entries: list[FileEntry]) -> Manifest:
     )
 
 
-async def _check_same(job: Delivery) -> None:
-    """Right before the head is written: nothing on disk may have changed since the first look."""
+async def _check_same(job: Delivery, manifest: Manifest) -> None:
+    """Right before the head is written: nothing on disk may have changed since the first look.
+
+    A file whose ctime alone moved is hashed again: rotation takes links away, and some change a mode.
+    """
     try:
         now = await in_thread(inspect, job.local.folder)
     except (CheckpointError, FormatError, NameRefused) as exc:
         raise Superseded(f"{job.local.folder}: changed while it was being shipped: {exc}") from exc
-    if not job.local.is_same_state(now):
+    doubtful = job.local.doubtful_in(now)
+    if doubtful is not None:
+        entries = {entry.path: entry for entry in manifest.files}
+        for file in doubtful:
+            if (await _local_digest(job, file, entries[file.path]))[0] != entries[file.path].digest:
+                doubtful = None
+                break
+    if doubtful is None:
         raise Superseded(f"{job.local.folder}: changed while it was being shipped")
 
 
@@ -286,7 +300,10 @@ class _Log:
 
     async def sent_file(self, file: LocalFile) -> FileEntry | None:
         text = await in_thread(self._job.journal.sent_entry, *self._where, self._ship.ship, file.path)
-        return _entry_from(text) if text else None
+        entry = _entry_from(text) if text else None
+        if entry is not None and self._job.is_pinned:
+            return entry if (await _local_digest(self._job, file, entry))[0] == entry.digest else None
+        return entry
 
     async def record_sent(self, file: LocalFile, entry: FileEntry) -> None:
         text = json.dumps(entry.to_fields())

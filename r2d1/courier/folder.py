@@ -12,6 +12,7 @@ import anyio
 
 from r2d1.checkpoint import Identity, LocalCheckpoint, Wait
 from r2d1.courier.looking import Seen, is_ours, look_at, settle
+from r2d1.courier.snapshot import snapshots
 from r2d1.errors import CheckpointError, FormatError, NameRefused
 from r2d1.events import ShipFailed, Teller
 from r2d1.journal import Journal, state_of
@@ -20,6 +21,7 @@ from r2d1.tasks import in_thread
 from r2d1.transfer.lane import Lane
 
 _MOST_FAILURES = 1000  # failed checkpoints that are remembered after they were deleted
+_MOST_GONE = 1000  # shipped ones that the journal remembers after they were deleted
 
 
 class Phase(StrEnum):
@@ -110,6 +112,7 @@ class Folder:
         with closing(journal), held(where / "courier.lock", f"the directory {self.path}"):
             self.journal = journal
             try:
+                await in_thread(self._forget_gone, journal)
                 yield journal
             finally:
                 self.journal = None
@@ -125,23 +128,37 @@ class Folder:
             if look is None or self.journal is None or look.root != (self.root or look.root):
                 return False
             self.root, self.bare = look.root, look.bare
-            self._forget_missing({seen.stem for seen in look.seen})
+            if self._forget_missing({seen.stem for seen in look.seen}):
+                await in_thread(self._forget_gone, self.journal)
             for seen in look.seen:
                 await self._consider(seen, retry=retry)
         self.changed()
         return True
 
-    def _forget_missing(self, stems: set[str]) -> None:
-        """Drop what is gone from the disk; a checkpoint that was not shipped before is lost, and is said to be."""
+    def _forget_missing(self, stems: set[str]) -> bool:
+        """Drop what is gone from the disk; a checkpoint that was not shipped before is lost, and is said to be.
+
+        True when one that was shipped is gone.
+        """
+        before = len(self.entries)
         for stem in [stem for stem in self.entries if stem not in stems]:
             entry = self.entries[stem]
             if entry.phase in (Phase.DONE, Phase.IGNORED):
                 del self.entries[stem]
             elif entry.phase not in (Phase.SHIPPING, Phase.FAILED):
                 self.fail(entry, "deleted from the disk before it was shipped", "when it is written again")
+        is_shipped_gone = len(self.entries) < before
         gone = [stem for stem, entry in self.entries.items() if stem not in stems and entry.phase is Phase.FAILED]
         for stem in gone[: max(0, len(gone) - _MOST_FAILURES)]:
             del self.entries[stem]
+        return is_shipped_gone
+
+    def _forget_gone(self, journal: Journal) -> None:
+        """Keep the journal of a job that rotates its checkpoints from growing for ever."""
+        journal.forget_gone(self.path)
+        journal.forget_gone(snapshots(self.path))
+        if self.entries:  # else what is here has not been looked at yet
+            journal.trim_done(self.scope, [entry.name for entry in self.entries.values()], keep=_MOST_GONE)
 
     async def _consider(self, seen: Seen, *, retry: bool) -> None:
         entry = self.entries.get(seen.stem)

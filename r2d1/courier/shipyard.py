@@ -108,7 +108,7 @@ class Shipyard:
             return await deliver(Delivery(self.lane, journal, folder.scope, of, local, self.rng))
         pinned = await in_thread(pin, local)
         try:
-            result = await deliver(Delivery(self.lane, journal, folder.scope, of, pinned, self.rng))
+            result = await deliver(Delivery(self.lane, journal, folder.scope, of, pinned, self.rng, is_pinned=True))
         finally:
             with anyio.CancelScope(shield=True):
                 await in_thread(unpin, pinned.folder)

@@ -8,7 +8,13 @@ from pathlib import Path
 from r2d1.checkpoint import LocalCheckpoint, inspect
 from r2d1.errors import CheckpointError, FormatError, NameRefused, Superseded
 from r2d1.journal import Done, Journal, state_of
+from r2d1.keys import STATE_DIR
 from r2d1.placing import remove_tree, state_dir
+
+
+def snapshots(directory: Path) -> Path:
+    """Where the checkpoints of a watched directory are pinned."""
+    return directory / STATE_DIR / "snap"
 
 
 def pin(local: LocalCheckpoint) -> LocalCheckpoint:
@@ -16,7 +22,8 @@ def pin(local: LocalCheckpoint) -> LocalCheckpoint:
 
     ``Superseded`` when a file went away meanwhile, ``CheckpointError`` where the file system has no hard links.
     """
-    home = state_dir(local.folder.parent) / "snap"
+    state_dir(local.folder.parent)
+    home = snapshots(local.folder.parent)
     home.mkdir(exist_ok=True)
     folder = home / local.folder.name
     unpin(folder)
