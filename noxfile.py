@@ -72,3 +72,10 @@ def torch(session: nox.Session) -> None:
     """The PyTorch dataset with the real library, which is large and in no extra."""
     session.install("-e", ".[dev]", "torch")
     session.run("pytest", "tests/torch", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """r2d1 beside its peers on this machine alone (benchmarks/README.md); ``-- --quick`` is done in 3 minutes."""
+    session.install("anyio>=4.8", "cryptography>=43")  # r2d1 and each peer have environments of their own
+    session.run("python", "-m", "benchmarks", *session.posargs)

@@ -250,12 +250,13 @@ async def _is_same(store: ObjectStore, of: CheckpointKeys, head: Head, mine: Man
     files = {entry.path: (entry.size, entry.digest) for entry in mine.files}
     if theirs is None or not theirs.has_same_files(mine.epoch, files):
         return False
-    return await has_objects(store, head.prefix, theirs)
+    return await has_objects(store, of, head.prefix, theirs)
 
 
-async def has_objects(store: ObjectStore, prefix: str, manifest: Manifest) -> bool:
-    """Whether one LIST shows every object of a manifest with its size: a bucket that lost one is healed by a ship."""
+async def has_objects(store: ObjectStore, of: CheckpointKeys, prefix: str, manifest: Manifest) -> bool:
+    """Whether one LIST shows files and sidecar with their sizes: a bucket that lost one is healed by a ship."""
     left = {f"{prefix}/{entry.object_key}": entry.size for entry in manifest.files}
+    left[of.sidecar(prefix)] = manifest.sidecar_size
     async for info in store.list(f"{prefix}/"):
         if left.get(info.key) == info.size:
             del left[info.key]

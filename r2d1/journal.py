@@ -98,6 +98,19 @@ class StoredUpload:
     parts: tuple[StoredPart, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """A file that a ship has sent: its path there and what is remembered of it, its path here and its digests."""
+
+    path: str
+    entry: str
+    local: Path
+    identity: Identity
+    part_size: int
+    digest: str
+    parts: tuple[str, ...]
+
+
 def scope_of(where: str, job_id: str) -> str:
     """What binds a record to endpoint, bucket and job. Neither holds a line end, so no two scopes look alike."""
     return f"{where}\n{job_id}"
@@ -178,15 +191,7 @@ class Journal:
         return (str(rows[0][0]), tuple(json.loads(str(rows[0][1])))) if rows else None
 
     def record_digest(self, path: Path, identity: Identity, part_size: int, digest: str, parts: Sequence[str]) -> None:
-        values = (
-            os.fsencode(path),
-            part_size,
-            digest.partition(":")[0],
-            *_row(identity),
-            digest,
-            json.dumps(list(parts)),
-        )
-        self._run(("INSERT OR REPLACE INTO digests VALUES (?,?,?,?,?,?,?,?,?)", values))
+        self._run(_digest_row(path, identity, part_size, digest, parts))
 
     def trim_done(self, scope: str, here: Collection[str], *, keep: int) -> None:
         """Drop the oldest of what was shipped or pulled and is not ``here`` any more, beyond the newest ``keep``.
@@ -235,14 +240,18 @@ class Journal:
     def end_ship(self, scope: str, name: str) -> None:
         self._run(*_end_ship(scope, name))
 
-    def sent_entry(self, scope: str, name: str, ship: str, path: str) -> str | None:
-        rows = self._all(
-            "SELECT entry FROM sent WHERE scope=? AND name=? AND ship=? AND path=?", scope, name, ship, path
-        )
-        return str(rows[0][0]) if rows else None
+    def sent_entries(self, scope: str, name: str, ship: str) -> dict[str, str]:
+        """What is remembered of the files that a ship has sent, by path."""
+        rows = self._all("SELECT path, entry FROM sent WHERE scope=? AND name=? AND ship=?", scope, name, ship)
+        return {str(path): str(entry) for path, entry in rows}
 
-    def record_sent(self, scope: str, name: str, ship: str, path: str, entry: str) -> None:
-        self._run(("INSERT OR REPLACE INTO sent VALUES (?,?,?,?,?)", (scope, name, ship, path, entry)))
+    def record_sent(self, scope: str, name: str, ship: str, files: Sequence[Sent]) -> None:
+        """Remember files that a ship has sent, and their digests, at once."""
+        sent = "INSERT OR REPLACE INTO sent VALUES (?,?,?,?,?)"
+        self._run(
+            *((sent, (scope, name, ship, file.path, file.entry)) for file in files),
+            *(_digest_row(file.local, file.identity, file.part_size, file.digest, file.parts) for file in files),
+        )
 
     def uploads(self, scope: str, name: str) -> list[StoredUpload]:
         """The multipart uploads begun and not known to be finished."""
@@ -284,6 +293,14 @@ class Journal:
 
     def owed(self, scope: str) -> list[str]:
         return [str(row[0]) for row in self._all("SELECT name FROM owed WHERE scope=? ORDER BY name", scope)]
+
+
+def _digest_row(
+    path: Path, identity: Identity, part_size: int, digest: str, parts: Sequence[str]
+) -> tuple[str, tuple[object, ...]]:
+    algorithm = digest.partition(":")[0]
+    values = (os.fsencode(path), part_size, algorithm, *_row(identity), digest, json.dumps(list(parts)))
+    return "INSERT OR REPLACE INTO digests VALUES (?,?,?,?,?,?,?,?,?)", values
 
 
 def _top_range(base: bytes, path: bytes) -> tuple[bytes, bytes, bytes]:

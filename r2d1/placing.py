@@ -71,6 +71,12 @@ def stage(root: Path, label: str, binding: str, sizes: Mapping[str, int]) -> Pat
     return staging
 
 
+def staged_paths(staging: Path) -> frozenset[str]:
+    """The files that a staging folder holds already, whole or not."""
+    walk = os.walk(staging)
+    return frozenset(os.path.relpath(os.path.join(base, name), staging) for base, _, names in walk for name in names)
+
+
 def _drop_strangers(staging: Path, sizes: Mapping[str, int]) -> None:
     """Nothing is placed that the manifest does not name."""
     for base, folders, names in os.walk(staging):

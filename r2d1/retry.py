@@ -41,9 +41,14 @@ class Brake:
             await anyio.sleep(left + self.rng.uniform(0, min(1.0, self._pressure)))
 
     def press(self, seconds: float) -> None:
-        """Pause everybody for about ``seconds``, doubling what repeated pressure adds (at most 30 s)."""
-        self._pressure = min(30.0, max(0.1, self._pressure * 2))
-        self._until = max(self._until, anyio.current_time() + max(seconds, self.rng.uniform(0, self._pressure)))
+        """Pause everybody for about ``seconds``, doubling what repeated pressure adds (at most 30 s).
+
+        What many requests in flight are told at the same time counts once.
+        """
+        now = anyio.current_time()
+        if now >= self._until:
+            self._pressure = min(30.0, max(0.1, self._pressure * 2))
+        self._until = max(self._until, now + max(seconds, self.rng.uniform(0, self._pressure)))
         for told in self.listeners:
             told()
 

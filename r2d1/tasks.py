@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -88,6 +89,14 @@ class Halt:
 
 #: The ``Halt`` of the worker thread that runs, for work below that has to wait.
 halting: ContextVar[Halt | None] = ContextVar("halting", default=None)
+
+
+def pause_thread(seconds: float) -> None:
+    """Sleep in a worker thread, shorter when its work is cancelled."""
+    if (halt := halting.get()) is not None:
+        halt.pause(seconds)
+    else:
+        time.sleep(seconds)
 
 
 async def in_stoppable_thread(

@@ -14,7 +14,7 @@ import pytest
 
 from r2d1.checkpoint import Identity, inspect
 from r2d1.errors import R2D1Error, UnsafeDestination
-from r2d1.journal import Done, Journal, StoredPart, StoredUpload, UnderWay, scope_of, state_of
+from r2d1.journal import Done, Journal, Sent, StoredPart, StoredUpload, UnderWay, scope_of, state_of
 from r2d1.objects import BodyCheck
 from tests.checkpoints import write_checkpoint, write_sidecar
 
@@ -23,6 +23,7 @@ DONE = Done("state", 7, "jobs/job/chk_7", "blake3:aa", "shipped")
 SHIP = UnderWay("0", "f" * 32, "state")
 PART = StoredPart(1, "etag", 5, "ab", BodyCheck("crc64nvme", "AAAA:="))
 WHO = Identity(5, 10**18, 10**18 + 1, 77)
+SENT = Sent("a.bin", '{"x": 1}', Path("/w/chk_8/a.bin"), WHO, 16, "blake3:ab", ("ab", "cd"))
 
 
 @pytest.fixture
@@ -45,22 +46,23 @@ def test_everything_is_there_again_after_a_restart(tmp_path):
     first = Journal(tmp_path)
     first.record_done(SCOPE, "chk_7", DONE)
     first.begin_ship(SCOPE, "chk_8", SHIP)
-    first.record_sent(SCOPE, "chk_8", "0", "a.bin", '{"x": 1}')
+    first.record_sent(SCOPE, "chk_8", "0", [SENT])
     first.record_upload(SCOPE, "chk_8", "k", "u-1", 16)
     first.record_part(SCOPE, "chk_8", "k", PART)
     first.record_part(SCOPE, "chk_8", "k", StoredPart(10, "e", 1, "cd"))
     first.record_part(SCOPE, "chk_8", "k", StoredPart(2, "e", 1, "cd"))
-    first.record_digest(Path("/w/chk_8/a.bin"), WHO, 16, "blake3:ab", ("ab", "cd"))
+    first.record_digest(Path("/w/chk_8/b.bin"), WHO, 16, "blake3:cd", ())
     first.owe(SCOPE, "chk_7")
     again = reopened(first)
     assert again.done(SCOPE, "chk_7") == DONE
     assert again.all_done(SCOPE) == {"chk_7": DONE}
     assert again.under_way(SCOPE, "chk_8") == SHIP
     assert again.names_under_way(SCOPE) == ["chk_8"]
-    assert again.sent_entry(SCOPE, "chk_8", "0", "a.bin") == '{"x": 1}'
+    assert again.sent_entries(SCOPE, "chk_8", "0") == {"a.bin": '{"x": 1}'}
     parts = (PART, StoredPart(2, "e", 1, "cd"), StoredPart(10, "e", 1, "cd"))
     assert again.uploads(SCOPE, "chk_8") == [StoredUpload("k", "u-1", 16, parts)]
     assert again.digest(Path("/w/chk_8/a.bin"), WHO, "blake3", 16) == ("blake3:ab", ("ab", "cd"))
+    assert again.digest(Path("/w/chk_8/b.bin"), WHO, "blake3", 16) == ("blake3:cd", ())
     assert again.owed(SCOPE) == ["chk_7"]
     again.close()
 
@@ -69,7 +71,7 @@ def test_what_was_never_written_is_absent(journal):
     """An empty journal knows nothing."""
     assert journal.done(SCOPE, "x") is None
     assert journal.under_way(SCOPE, "x") is None
-    assert journal.sent_entry(SCOPE, "x", "0", "a") is None
+    assert journal.sent_entries(SCOPE, "x", "0") == {}
     assert journal.digest(Path("/a"), WHO, "blake3", 16) is None
     assert journal.uploads(SCOPE, "x") == journal.owed(SCOPE) == journal.names_under_way(SCOPE) == []
     assert journal.all_done(SCOPE) == {}
@@ -77,7 +79,7 @@ def test_what_was_never_written_is_absent(journal):
 
 def under_way(journal, name):
     journal.begin_ship(SCOPE, name, SHIP)
-    journal.record_sent(SCOPE, name, "0", "a.bin", "{}")
+    journal.record_sent(SCOPE, name, "0", [SENT])
     journal.record_upload(SCOPE, name, "k", "u", 16)
     journal.record_part(SCOPE, name, "k", PART)
 
@@ -85,7 +87,7 @@ def under_way(journal, name):
 def knows_ship(journal, name):
     return (
         journal.under_way(SCOPE, name) is not None
-        or journal.sent_entry(SCOPE, name, "0", "a.bin") is not None
+        or journal.sent_entries(SCOPE, name, "0") != {}
         or journal.uploads(SCOPE, name) != []
     )
 
@@ -103,7 +105,7 @@ def test_a_ship_that_ended_leaves_nothing(journal, end):
     under_way(journal, "chk_8")
     under_way(journal, "chk_9")
     end(journal)
-    assert journal.sent_entry(SCOPE, "chk_8", "0", "a.bin") is None
+    assert journal.sent_entries(SCOPE, "chk_8", "0") == {}
     assert journal.uploads(SCOPE, "chk_8") == []
     assert journal.under_way(SCOPE, "chk_8") in (None, UnderWay("0", "e" * 32, "other"))
     assert knows_ship(journal, "chk_9")
@@ -151,7 +153,7 @@ def test_scopes_are_apart(journal, other):
     assert journal.done(other, "x") is None
     assert journal.all_done(other) == {}
     assert journal.under_way(other, "x") is None
-    assert journal.sent_entry(other, "x", "0", "a.bin") is None
+    assert journal.sent_entries(other, "x", "0") == {}
     assert journal.uploads(other, "x") == journal.owed(other) == journal.names_under_way(other) == []
     journal.end_ship(other, "x")
     journal.forget_done(other, "x")

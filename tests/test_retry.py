@@ -270,3 +270,13 @@ def test_retries_are_events():
     """What is told is the documented event."""
     told, _ = run(Server(unavailable(), "good"))
     assert [type(event) for event in told] == [Retried]
+
+
+async def test_many_complaints_at_once_count_once(monkeypatch):
+    """Fifty requests that are refused in the same moment cost one short pause, not one that has doubled fifty times."""
+    brake = Brake()
+    before = anyio.current_time()
+    monkeypatch.setattr(brake.rng, "uniform", lambda low, high: high)
+    for _ in range(50):
+        brake.press(0.0)
+    assert brake._until - before < 1

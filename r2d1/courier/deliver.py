@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -40,7 +41,7 @@ from r2d1.heads import (
     read_manifest,
     wipe,
 )
-from r2d1.journal import Done, Journal, StoredPart, UnderWay, state_of
+from r2d1.journal import Done, Journal, Sent, StoredPart, StoredUpload, UnderWay, state_of
 from r2d1.keys import FIRST_SHIP, CheckpointKeys, check_key
 from r2d1.manifest import FileEntry, Manifest
 from r2d1.objects import BytesSource, ObjectStore, Part
@@ -120,7 +121,7 @@ async def _is_there(job: Delivery, head: Head) -> bool:
     manifest = await read_manifest(job.store, job.of, head)
     if manifest is None or not await _has_local_files(job, manifest):
         return False
-    return await has_objects(job.store, head.prefix, manifest)
+    return await has_objects(job.store, job.of, head.prefix, manifest)
 
 
 async def _has_local_files(job: Delivery, manifest: Manifest) -> bool:
@@ -170,7 +171,7 @@ def _record(ship: Ship) -> ShipRecord:
 
 async def _upload(job: Delivery, ship: Ship) -> Sealed:
     """Files, then the sidecar, then the manifest that names them all."""
-    log = _Log(job, ship)
+    log = await _Log.of(job, ship)
     for file in job.local.files:
         check_key(f"{ship.prefix}/{file.key}")
     job.tell(
@@ -292,14 +293,23 @@ async def _note_done(job: Delivery, head: Head, *, is_new: bool) -> Shipped:
 
 
 class _Log:
-    """The journal as one ship's upload log."""
+    """The journal as one ship's upload log; what it held at the beginning is read once."""
 
-    def __init__(self, job: Delivery, ship: Ship) -> None:
+    def __init__(self, job: Delivery, ship: Ship, sent: dict[str, str], uploads: Sequence[StoredUpload]) -> None:
         self._job, self._ship = job, ship
         self._where = (job.scope, job.of.name)
+        self._sent = sent
+        self._open = {upload.key: upload for upload in uploads}
+        self._unwritten: list[Sent] = []
+        self._writing = anyio.Lock()
+
+    @classmethod
+    async def of(cls, job: Delivery, ship: Ship) -> _Log:
+        sent = await in_thread(job.journal.sent_entries, job.scope, job.of.name, ship.ship)
+        return cls(job, ship, sent, await in_thread(job.journal.uploads, job.scope, job.of.name))
 
     async def sent_file(self, file: LocalFile) -> FileEntry | None:
-        text = await in_thread(self._job.journal.sent_entry, *self._where, self._ship.ship, file.path)
+        text = self._sent.get(file.path)
         entry = _entry_from(text) if text else None
         if entry is not None and self._job.is_pinned:
             return entry if (await _local_digest(self._job, file, entry))[0] == entry.digest else None
@@ -307,19 +317,21 @@ class _Log:
 
     async def record_sent(self, file: LocalFile, entry: FileEntry) -> None:
         text = json.dumps(entry.to_fields())
-        await in_thread(self._job.journal.record_sent, *self._where, self._ship.ship, file.path, text)
         path = self._job.local.folder / file.path
-        await in_thread(
-            self._job.journal.record_digest, path, file.identity, entry.part_size, entry.digest, entry.parts
+        self._unwritten.append(
+            Sent(file.path, text, path, file.identity, entry.part_size, entry.digest, tuple(entry.parts))
         )
+        async with self._writing:  # whoever has its turn writes for all who wait
+            batch, self._unwritten = self._unwritten, []
+            if batch:
+                await in_thread(self._job.journal.record_sent, *self._where, self._ship.ship, batch)
 
     async def open_file(self, file: LocalFile) -> OpenFile | None:
-        key = f"{self._ship.prefix}/{file.key}"
-        for stored in await in_thread(self._job.journal.uploads, *self._where):
-            if stored.key == key:
-                parts = tuple(SentPart(Part(p.number, p.etag, p.size, p.check), p.digest) for p in stored.parts)
-                return OpenFile(key, stored.upload_id, stored.part_size, parts)
-        return None
+        stored = self._open.get(f"{self._ship.prefix}/{file.key}")
+        if stored is None:
+            return None
+        parts = tuple(SentPart(Part(p.number, p.etag, p.size, p.check), p.digest) for p in stored.parts)
+        return OpenFile(stored.key, stored.upload_id, stored.part_size, parts)
 
     async def record_open(self, file: LocalFile, upload: OpenFile) -> None:
         await in_thread(self._job.journal.record_upload, *self._where, upload.key, upload.upload_id, upload.part_size)
@@ -329,6 +341,7 @@ class _Log:
         await in_thread(self._job.journal.record_part, *self._where, key, part)
 
     async def forget_open(self, key: str) -> None:
+        self._open.pop(key, None)
         await in_thread(self._job.journal.forget_upload, *self._where, key)
 
 

@@ -159,13 +159,14 @@ async def _fetch_and_place(lane: Lane, job: Bringing, journal: Journal) -> Broug
     sizes = {one.path: one.size for one in job.wanted}
     staging = await in_thread(placing.stage, job.root, job.of.name, _label(job.binding), sizes)
     await in_thread(placing.check_room, staging, sizes)
+    staged = await in_thread(placing.staged_paths, staging)
     lane.tell(PullStarted(job.uri, job.of.name, len(job.wanted), job.total_bytes))
     brought = Brought(is_cached=False)
     moved = _progress(lane, job)
     sidecar = await _read_sidecar(lane.store, job)
 
     async def fetch(one: Wanted) -> None:
-        fetched = await fetch_file(lane, one, staging / one.path, moved)
+        fetched = await fetch_file(lane, one, staging / one.path, moved, is_staged=one.path in staged)
         brought.fetched_bytes += fetched
 
     await run_bounded(lane.files_at_once, fetch, job.wanted)

@@ -65,6 +65,7 @@ async def _fetch(
     binding = digest_of("\n".join(f"{one.path} {one.etag}" for one in todo).encode()).rpartition(":")[2][:16]
     staging = await in_thread(placing.stage, dest, label, binding, sizes)
     await in_thread(placing.check_room, staging, sizes)
+    staged = await in_thread(placing.staged_paths, staging)
     lane.tell(PullStarted(uri, prefix, len(todo), sum(sizes.values())))
     brought = Brought(is_cached=False)
 
@@ -72,7 +73,7 @@ async def _fetch(
         lane.tell(BytesMoved("", prefix, path, "down", count))
 
     async def fetch(one: Wanted) -> None:
-        fetched = await fetch_file(lane, one, staging / one.path, moved)
+        fetched = await fetch_file(lane, one, staging / one.path, moved, is_staged=one.path in staged)
         brought.fetched_bytes += fetched
         await in_thread(_place, journal, lane, dest, staging, one)
 

@@ -38,6 +38,7 @@ from r2d1.objects import (
     Source,
 )
 from r2d1.objects import r2_shapes as shapes
+from r2d1.objects.pace import Pace
 from r2d1.objects.r2_bodies import UploadBody, deliver, md5_of, read_whole
 from r2d1.objects.r2_checks import CheckSupport
 from r2d1.objects.r2_refusals import require_deleted
@@ -78,6 +79,7 @@ class R2Store:
         self._bucket = settings.bucket
         self._idle_s = idle_s
         self._checks = CheckSupport(tell)
+        self._pace = Pace(settings.bandwidth_limit) if settings.bandwidth_limit else None
         connections = settings.most_in_flight + _BESIDE
         # Not left to the connection pool: waiting there would count as silence of the server.
         self._slots = anyio.Semaphore(connections)
@@ -129,6 +131,7 @@ class R2Store:
         params = {"Key": key, "Range": f"bytes={span.start}-{span.stop - 1}"}
         params |= {"IfMatch": f'"{if_match}"'} if if_match is not None else {}
         landing = shapes.Landing(key, span, if_match)
+        sink = self._pace.of_sink(sink) if self._pace else sink
         await self._connected()
         try:
             if self._wire is not None:
@@ -279,6 +282,8 @@ class R2Store:
             return {"ContentMD5": b64encode(digest).decode()}
 
         await self._connected()
+        if self._pace is not None and not isinstance(source, BytesSource):
+            source = self._pace.of_source(source)
         wanted = shapes.check_params(check)
         if "ChecksumCRC64NVME" not in wanted:
             return await send(wanted), wanted

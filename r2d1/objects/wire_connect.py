@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import anyio
+import anyio.to_thread
 import h11
 
 from r2d1.objects.r2_errors import CHECK_NETWORK
@@ -77,7 +78,7 @@ class Endpoint:
 
 
 class Addresses:
-    """The addresses of the first hop, looked up on the event loop (where waiting can be cancelled), and kept."""
+    """The addresses of the first hop, looked up by a thread that is not waited for when cancelled, and kept."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._host, self._port = endpoint.first_hop
@@ -96,7 +97,10 @@ class Addresses:
     async def _look_up(self) -> tuple[Address, ...]:
         try:
             with anyio.fail_after(CONNECT_S):
-                found = await anyio.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+                # Not the loop's own look-up: its executor takes no work while the interpreter drains at its end.
+                found = await anyio.to_thread.run_sync(
+                    lambda: socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM), abandon_on_cancel=True
+                )
         except (OSError, UnicodeError):  # TimeoutError is an OSError
             reason = f"the host name cannot be resolved: {self._host}:{self._port}"
             raise NotConnected(reason, "Check R2D1_ACCOUNT_ID, the endpoint and the network") from None

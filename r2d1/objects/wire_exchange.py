@@ -64,6 +64,8 @@ def converse(link: Link, job: Job) -> Heard:
     except h11.RemoteProtocolError as exc:
         raise LinkBroken(f"the answer is not HTTP: {exc}") from exc
     stays = response.http_version == b"1.1" and "close" not in heard.headers.get("connection", "").lower()
+    if heard.status >= 300 and job.source is not None:
+        stays = False  # many servers hang up after they have refused a body, and do not say so
     heard.is_complete = is_sent and is_read and stays
     return heard
 

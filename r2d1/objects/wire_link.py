@@ -88,6 +88,7 @@ class TlsPipe:
         self._tls = context.wrap_bio(self._came, self._goes, server_hostname=server_name)
         self._buffer: memoryview | None = None
         self._early = bytearray()
+        self._unsent = memoryview(b"")
         self._handshake()
 
     def receive_into(self, view: memoryview) -> int:
@@ -118,10 +119,6 @@ class TlsPipe:
             raise LinkBroken(f"TLS: {exc.reason}") from exc
         return taken, not self._flush()
 
-    def is_settled(self) -> bool:
-        """Whether nothing is left between the layers."""
-        return not (self._early or self._came.pending or self._goes.pending)
-
     def _handshake(self) -> None:
         while True:
             try:
@@ -135,11 +132,15 @@ class TlsPipe:
                 return
 
     def _flush(self) -> bool:
-        """Send all ciphertext there is; False as soon as the other side talks back instead of taking it."""
-        left = memoryview(self._goes.read())
-        while left:
-            sent, has_spoken = self._under.send(left)
-            left = left[sent:]
+        """Send all ciphertext there is; False as soon as the other side talks back instead of taking it.
+
+        What is left then goes first the next time: a layer above may find that it was not an answer to it.
+        """
+        while self._unsent or self._goes.pending:
+            if not self._unsent:
+                self._unsent = memoryview(self._goes.read())
+            sent, has_spoken = self._under.send(self._unsent)
+            self._unsent = self._unsent[sent:]
             if has_spoken and self._has_answered():
                 return False
         return True

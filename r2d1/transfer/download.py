@@ -7,17 +7,19 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from r2d1 import keys
-from r2d1.digest import new_hasher
+from r2d1.digest import Hasher, new_hasher
 from r2d1.errors import IntegrityError, UnsafeDestination
 from r2d1.objects import ByteRange
 from r2d1.tasks import in_thread
-from r2d1.transfer.files import SliceSink, hash_span
+from r2d1.transfer.files import HELD, HeldSink, SliceSink, hash_span
 from r2d1.transfer.flow import Turn, spread
 from r2d1.transfer.lane import Lane
 from r2d1.transfer.plan import plan_ranges
 
+S = TypeVar("S", SliceSink, HeldSink)
 Progress = Callable[[str, int], None]
 
 #: How often one slice is fetched before its damage is called permanent.
@@ -42,14 +44,17 @@ class Wanted:
         return list(zip(spans, digests, strict=True))
 
 
-async def fetch_file(lane: Lane, wanted: Wanted, target: Path, progress: Progress) -> int:
+async def fetch_file(lane: Lane, wanted: Wanted, target: Path, progress: Progress, *, is_staged: bool = True) -> int:
     """Fetch one file into ``target``, keeping slices that are there and right; returns the bytes fetched.
 
-    ``target``'s folder must exist and be ours. Raises ``IntegrityError`` naming expected and actual digest
-    when a slice stays wrong, ``PreconditionFailed`` when the object's ETag is not ``wanted.etag``.
+    ``target``'s folder must exist and be ours; ``is_staged``: a part of the file may be there already.
+    Raises ``IntegrityError`` naming expected and actual digest when a slice stays wrong, ``PreconditionFailed``
+    when the object's ETag is not ``wanted.etag``.
     """
     if wanted.size == 0:
         await lane.store.head(wanted.key)  # no range can be asked of an empty object, but it must be there
+    if 0 < wanted.size <= min(HELD, wanted.part_size) and not is_staged:
+        return await _fetch_held(lane, wanted, target, progress)
     async with _staged(target, wanted.size, lane) as (fd, is_new):
         todo = wanted.slices()
         if not is_new and wanted.digests is not None:
@@ -72,6 +77,27 @@ async def fetch_file(lane: Lane, wanted: Wanted, target: Path, progress: Progres
     return fetched
 
 
+async def _fetch_held(lane: Lane, wanted: Wanted, target: Path, progress: Progress) -> int:
+    """A small file comes into memory and is written once it is right."""
+    ((span, digest),) = wanted.slices()
+    async with lane.flow.turn() as turn:
+        data = await _fetch_right(lane, wanted, span, digest, lambda hasher: HeldSink(hasher, turn.moved))
+        await in_thread(_write_staged, target, data.content(), limiter=lane.disk)
+    progress(wanted.path, wanted.size)
+    return wanted.size
+
+
+def _write_staged(target: Path, data: bytes) -> None:
+    fd = _opened_for(target, os.O_WRONLY | os.O_TRUNC)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 @asynccontextmanager
 async def _staged(target: Path, size: int, lane: Lane) -> AsyncIterator[tuple[int, bool]]:
     fd, is_new = await in_thread(_open_staged, target, size, limiter=lane.disk)
@@ -81,11 +107,15 @@ async def _staged(target: Path, size: int, lane: Lane) -> AsyncIterator[tuple[in
         os.close(fd)
 
 
-def _open_staged(target: Path, size: int) -> tuple[int, bool]:
+def _opened_for(target: Path, mode: int) -> int:
     try:
-        fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        return os.open(target, mode | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as exc:
         raise UnsafeDestination(f"{target}: cannot be staged here: {exc.strerror}") from exc
+
+
+def _open_staged(target: Path, size: int) -> tuple[int, bool]:
+    fd = _opened_for(target, os.O_RDWR)
     was = os.fstat(fd).st_size
     if was != size:
         os.ftruncate(fd, size)
@@ -107,13 +137,20 @@ async def _missing(
 
 
 async def _fetch_slice(lane: Lane, turn: Turn, fd: int, wanted: Wanted, span: ByteRange, digest: str | None) -> None:
+    await _fetch_right(lane, wanted, span, digest, lambda hasher: SliceSink(fd, span, hasher, turn.moved))
+
+
+async def _fetch_right(
+    lane: Lane, wanted: Wanted, span: ByteRange, digest: str | None, new_sink: Callable[[Hasher], S]
+) -> S:
+    """Fetch a slice into a new sink, until its digest is right."""
     got = ""
     for _ in range(_TRIES):
-        sink = SliceSink(fd, span, new_hasher(wanted.algorithm or "blake3"), turn.moved)
+        sink = new_sink(new_hasher(wanted.algorithm or "blake3"))
         await lane.store.get_range(wanted.key, span, sink, if_match=wanted.etag)
         got = sink.hexdigest()
         if digest is None or got == digest:
-            return
+            return sink
         lane.tell.notice(
             "warning", f"{keys.shown(wanted.key)}: bytes {span.start}-{span.stop} arrived damaged; fetching them again"
         )

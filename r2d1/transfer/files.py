@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from r2d1.checkpoint import Identity
+from r2d1.checkpoint import Identity, LocalFile
 from r2d1.digest import Hasher, crc64nvme, new_hasher
 from r2d1.errors import CheckpointError, Superseded
 from r2d1.objects import BodyCheck, ByteRange
 from r2d1.objects.buffers import buffer
 from r2d1.transfer.lane import BLOCK
+
+#: Files up to this size are held in memory while they are sent or fetched.
+HELD = 256 << 10
 
 
 def _nobody(size: int) -> None:
@@ -139,6 +142,51 @@ class SliceSource:
             self.moved(len(block))
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A small file in memory, with its digest and the check of its bytes."""
+
+    data: bytes
+    digest: str
+    check: BodyCheck | None
+
+    def source(self, moved: Callable[[int], None]) -> HeldSource:
+        return HeldSource(self.data, moved)
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSource:
+    """A small file's bytes on their way up."""
+
+    data: bytes
+    moved: Callable[[int], None]
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
+
+    def blocks(self, block_size: int) -> Iterator[bytes | memoryview]:
+        for at in range(0, len(self.data), block_size):
+            yield memoryview(self.data)[at : at + block_size]
+        self.moved(len(self.data))
+
+
+def read_held(path: Path, file: LocalFile, upload_check: str) -> Held:
+    """Read a small file; ``Superseded`` unless it is the one that was looked at, before and after."""
+    fd = open_unchanged(path, file.identity)
+    try:
+        span = ByteRange(0, file.identity.size)
+        data = b"".join(bytes(block) for block in read_blocks(fd, span, BLOCK, file.path))
+        if not file.identity.is_like(Identity.of(os.fstat(fd))):
+            raise Superseded(f"{path}: changed while the checkpoint was being shipped")
+    finally:
+        os.close(fd)
+    hasher, check = new_hasher(), _Check(upload_check)
+    hasher.update(data)
+    check.update(memoryview(data))
+    return Held(data, hasher.hexdigest(), check.finish())
+
+
 class SliceSink:
     """Where a slice of a file on the way down is written, and hashed in the same pass."""
 
@@ -156,6 +204,24 @@ class SliceSink:
 
     def hexdigest(self) -> str:
         return self._hasher.hexdigest()
+
+
+class HeldSink:
+    """Where a small file on the way down is held until it is whole."""
+
+    def __init__(self, hasher: Hasher, moved: Callable[[int], None]) -> None:
+        self._data, self._hasher, self._moved = bytearray(), hasher, moved
+
+    def write(self, block: bytes | bytearray | memoryview) -> None:
+        self._hasher.update(block)
+        self._data += block
+        self._moved(len(block))
+
+    def hexdigest(self) -> str:
+        return self._hasher.hexdigest()
+
+    def content(self) -> bytes:
+        return bytes(self._data)
 
 
 def hash_span(fd: int, span: ByteRange, hasher: Hasher, name: str) -> str:

@@ -106,6 +106,11 @@ class Flow:
         self._in_flight -= 1
         self._call_next()
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether the pilot's timer runs."""
+        return self._timer is not None
+
     def _call_next(self) -> None:
         while self._waiting and self._in_flight < self.limit:
             self._in_flight += 1  # on behalf of the one that is called

@@ -60,7 +60,7 @@ class Pilot:
         if now - self._complaint < _COMPLAINT_S:
             return
         self._complaint = now
-        self._ceiling = max(self._ceiling, self.limit) if self._mode == "recover" else self.limit
+        self._ceiling = max(self.limit, self._ceiling // 2) if self._mode == "recover" else self.limit
         self._mode = "recover"
         self._set(max(1, self.limit // 2), now)
 

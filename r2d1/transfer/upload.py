@@ -16,7 +16,7 @@ from r2d1.errors import NotSupported, ObjectNotFound, RemoteError, RemoteUnavail
 from r2d1.manifest import FileEntry, plan_part_size
 from r2d1.objects import BodyCheck, ByteRange, Part
 from r2d1.tasks import in_thread
-from r2d1.transfer.files import SliceHashes, SliceSource, open_unchanged
+from r2d1.transfer.files import HELD, SliceHashes, SliceSource, open_unchanged, read_held
 from r2d1.transfer.flow import Turn, spread
 from r2d1.transfer.lane import Lane
 from r2d1.transfer.plan import expected_etag, plan_ranges
@@ -76,13 +76,17 @@ async def upload_file(
     if (entry := await log.sent_file(file)) is not None:
         return entry
     part_size = plan_part_size(file.identity.size, lane.part_size)
-    async with _opened(folder / file.path, file.identity, lane) as fd:
-        if file.identity.size <= part_size:
-            entry = await _send_whole(lane, fd, prefix, file, part_size)
-            progress(file.path, entry.size)
-        else:
+    if file.identity.size > part_size:
+        async with _opened(folder / file.path, file.identity, lane) as fd:
             entry = await _send_parts(_Sending(lane, log, fd, f"{prefix}/{file.key}", file, progress), part_size)
-        await in_thread(_check_unchanged, fd, folder / file.path, file.identity, limiter=lane.disk)
+            await in_thread(_check_unchanged, fd, folder / file.path, file.identity, limiter=lane.disk)
+    else:
+        if (open_ := await log.open_file(file)) is not None:  # begun when parts were smaller
+            await lane.store.abort_upload(open_.key, open_.upload_id)
+            await log.forget_open(open_.key)
+        send = _send_held if file.identity.size <= HELD else _send_whole
+        entry = await send(lane, folder, prefix, file, part_size)
+        progress(file.path, entry.size)
     await log.record_sent(file, entry)
     return entry
 
@@ -106,14 +110,24 @@ def _entry(file: LocalFile, digest: str, etag: str, part_size: int, parts: tuple
     return FileEntry(file.path, file.identity.size, f"blake3:{digest}", etag, part_size, parts, key)
 
 
-async def _send_whole(lane: Lane, fd: int, prefix: str, file: LocalFile, part_size: int) -> FileEntry:
+async def _send_whole(lane: Lane, folder: Path, prefix: str, file: LocalFile, part_size: int) -> FileEntry:
     span = ByteRange(0, file.identity.size)
-    async with lane.flow.turn() as turn:
-        hashes = SliceHashes(fd, file.path, lane.upload_check)
-        digest, check = await in_thread(hashes.next_only, span, limiter=lane.disk)
-        source = SliceSource(fd, span, digest, file.path, turn.moved, check is not None and lane.verifies_checks)
-        etag = await lane.store.put(f"{prefix}/{file.key}", source, check=check)
+    async with _opened(folder / file.path, file.identity, lane) as fd:
+        async with lane.flow.turn() as turn:
+            hashes = SliceHashes(fd, file.path, lane.upload_check)
+            digest, check = await in_thread(hashes.next_only, span, limiter=lane.disk)
+            source = SliceSource(fd, span, digest, file.path, turn.moved, check is not None and lane.verifies_checks)
+            etag = await lane.store.put(f"{prefix}/{file.key}", source, check=check)
+        await in_thread(_check_unchanged, fd, folder / file.path, file.identity, limiter=lane.disk)
     return _entry(file, digest, etag, part_size)
+
+
+async def _send_held(lane: Lane, folder: Path, prefix: str, file: LocalFile, part_size: int) -> FileEntry:
+    """A small file is read once, and sent from memory."""
+    async with lane.flow.turn() as turn:
+        held = await in_thread(read_held, folder / file.path, file, lane.upload_check, limiter=lane.disk)
+        etag = await lane.store.put(f"{prefix}/{file.key}", held.source(turn.moved), check=held.check)
+    return _entry(file, held.digest, etag, part_size)
 
 
 @dataclass(frozen=True, slots=True)

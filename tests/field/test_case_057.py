@@ -25,7 +25,7 @@ def folders(env, tmp_path):
     return made
 
 
-@pytest.mark.parametrize("lost", ["a.bin", "r2d1.manifest.json"])
+@pytest.mark.parametrize("lost", ["a.bin", "chk_3.json", "r2d1.manifest.json"])
 def test_an_object_that_was_deleted(lost, env, s3, d1, folders, tmp_path):
     """``verify`` and ``pull`` name the object; shipping the same folder again heals it, row and all."""
     key = f"jobs/job/chk_3/{lost}"

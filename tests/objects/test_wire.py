@@ -1,0 +1,242 @@
+"""Our own connections to the store: how they are made, kept and cut, and TLS above them."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from r2d1.errors import NotSent, RemoteUnavailable
+from r2d1.events import Teller
+from r2d1.objects import ByteRange
+from r2d1.objects.r2 import R2Store
+from r2d1.objects.wire_connect import Endpoint, NotConnected, connect
+from r2d1.settings import Secret, Settings
+from r2d1.tasks import Halt, in_stoppable_thread
+from r2d1.testing import Fault, Gate, Hold, Rules, S3Double, When
+from tests.contract.objects import Blocks, Gathered, pattern
+from tests.objects.raw_server import http
+from tests.tls import Authority
+
+MIB = 1 << 20
+
+
+@contextmanager
+def deaf() -> Iterator[tuple[str, int]]:
+    """An address that takes a connection from nobody: its queue is full."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        address = listener.getsockname()
+        full = []
+        try:
+            for _ in range(4):
+                one = socket.socket()
+                one.setblocking(False)
+                one.connect_ex(address)
+                full.append(one)
+            yield address
+        finally:
+            for one in full:
+                one.close()
+
+
+@pytest.fixture
+def tls_double(tmp_path: Path) -> Iterator[S3Double]:
+    authority = Authority()
+    (tmp_path / "ca.pem").write_bytes(authority.pem)
+    with S3Double(rules=Rules.lenient(), certfile=authority.write_server_pem(tmp_path / "server.pem")) as double:
+        yield double
+
+
+def store_to(url: str) -> R2Store:
+    settings = Settings(endpoint_url=url, bucket="b-b", access_key="k", secret_key=Secret("secret"))
+    return R2Store(settings, tell=Teller(None))
+
+
+# -- connecting ----------------------------------------------------------------------------------------------
+
+
+async def test_a_dead_address_does_not_hold_up_a_living_one() -> None:
+    """Of two addresses of a name the one that answers is used, though the other comes first (RFC 8305)."""
+    with deaf() as dead, socket.socket() as alive:
+        alive.bind(("127.0.0.1", 0))
+        alive.listen()
+        endpoint = Endpoint.of("http://two.example", tls=None, proxy=None, idle_s=5)
+        addresses = [(socket.AF_INET, dead), (socket.AF_INET, alive.getsockname())]
+        link, chosen = await in_stoppable_thread(lambda halt: connect(endpoint, addresses, halt))
+        assert chosen == alive.getsockname()
+        link.close()
+
+
+async def test_every_dead_address_is_named_by_the_last_reason() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        address = closed.getsockname()
+    endpoint = Endpoint.of("http://127.0.0.1:1", tls=None, proxy=None, idle_s=5)
+    with pytest.raises(NotConnected, match="cannot be reached: Connection refused"):
+        connect(endpoint, [(socket.AF_INET, address)] * 2, Halt())
+
+
+@pytest.mark.parametrize("native", [True, False])
+async def test_cancelling_ends_a_connection_attempt(native: bool) -> None:
+    """A server that takes no connections does not keep a cancelled call for the ten seconds it may take."""
+    with deaf() as (host, port):
+        store = store_to(f"http://{host}:{port}")
+        task = asyncio.create_task(store.put("k", Blocks(b"x" * MIB)))
+        with anyio.move_on_after(0.5):
+            await asyncio.shield(task)
+        assert not task.done()
+        task.cancel()
+        with anyio.fail_after(5):
+            if native:
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            else:
+                await asyncio.wait([task])
+        await store.aclose()
+
+
+# -- keeping -------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def hanging_up(times: list[int]) -> AsyncIterator[str]:
+    """A server that takes one request a connection and hangs up without having said so."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        await reader.readexactly(length)
+        times.append(length)
+        writer.write(http("200 OK", ETag='"e"', Connection="keep-alive"))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_connection_that_ended_is_not_used_again() -> None:
+    """A kept connection is looked at before it is used: the next request goes over a new one."""
+    times: list[int] = []
+    async with hanging_up(times) as url:
+        store = store_to(url)
+        for _ in range(3):
+            await store.put("k", Blocks(b"x" * 1000))
+            await asyncio.sleep(0.05)  # its farewell is on the way
+        await store.aclose()
+    assert times == [1000] * 3
+
+
+async def test_one_connection_serves_many_requests(tls_double: S3Double, tmp_path: Path) -> None:
+    """Up, down and refused, one after the other: a refusal of a body costs a new connection, nothing else does."""
+    settings = Settings.from_env(environ=tls_double.env() | {"R2D1_CA_BUNDLE": str(tmp_path / "ca.pem")})
+    store = R2Store(settings, tell=Teller(None))
+    data = pattern(3 * MIB)
+    for n in range(5):
+        await store.put(f"k{n}", Blocks(data))
+        sink = Gathered()
+        await store.get_range(f"k{n}", ByteRange(5, 2 * MIB), sink)
+        assert sink.data == data[5 : 2 * MIB]
+    assert tls_double.connections == 1
+    await store.aclose()
+
+
+# -- cutting -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operation", ["PutObject", "GetObject"])
+async def test_cancelling_cuts_the_connection_at_once(tls_double: S3Double, tmp_path: Path, operation: str) -> None:
+    """A thread that waits for the server's answer ends with the call, over TLS too, and nothing is left open."""
+    settings = Settings.from_env(environ=tls_double.env() | {"R2D1_CA_BUNDLE": str(tmp_path / "ca.pem")})
+    store, gate = R2Store(settings, tell=Teller(None)), Gate()
+    await store.put("k", Blocks(pattern(MIB)))
+    tls_double.faults.add(Fault(When(operation=operation), Hold(gate)))
+    call = (
+        store.put("k", Blocks(pattern(MIB)))
+        if operation == "PutObject"
+        else store.get_range("k", ByteRange(0, 9), Gathered())
+    )
+    task = asyncio.create_task(call)
+    with anyio.fail_after(30):
+        await gate.arrived.wait()
+    task.cancel()
+    with anyio.fail_after(5), pytest.raises(asyncio.CancelledError):
+        await task
+    gate.release()
+    await store.put("again", Blocks(b"y"))
+    await store.aclose()
+
+
+async def test_a_pull_through_tls_that_breaks_off_says_so(tls_double: S3Double, tmp_path: Path) -> None:
+    """TLS that ends without a farewell in the middle of a body is an early end, and what came was written."""
+    from r2d1.testing import CutReply
+
+    settings = Settings.from_env(environ=tls_double.env() | {"R2D1_CA_BUNDLE": str(tmp_path / "ca.pem")})
+    store, sink, data = R2Store(settings, tell=Teller(None)), Gathered(), pattern(2 * MIB)
+    await store.put("k", Blocks(data))
+    tls_double.faults.add(Fault(When(operation="GetObject"), CutReply(after=MIB)))
+    with pytest.raises(RemoteUnavailable) as caught:
+        await store.get_range("k", ByteRange(0, 2 * MIB), sink)
+    assert caught.value.etag == hashlib.md5(data).hexdigest()
+    assert data.startswith(sink.data)
+    assert sink.data
+    await store.aclose()
+
+
+# -- TLS in TLS ----------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def tls_proxy(certfile: Path, asked: list[str]) -> AsyncIterator[str]:
+    """A CONNECT proxy that is itself reached by https."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certfile)
+
+    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        try:
+            while data := await source.read(1 << 16):
+                target.write(data)
+                await target.drain()
+        finally:
+            target.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        asked.append(head.split("\r\n")[0])
+        host, _, port = head.split()[1].rpartition(":")
+        there, back = await asyncio.open_connection(host, int(port))
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await asyncio.gather(pump(reader, back), pump(there, writer), return_exceptions=True)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
+    async with server:
+        yield f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_tls_within_tls(tls_double: S3Double, tmp_path: Path) -> None:
+    """Through a proxy that is reached by https, both certificates verified."""
+    asked: list[str] = []
+    environ = tls_double.env() | {"R2D1_CA_BUNDLE": str(tmp_path / "ca.pem")}
+    async with tls_proxy(tmp_path / "server.pem", asked) as url:
+        store = R2Store(Settings.from_env(environ=environ | {"HTTPS_PROXY": url}), tell=Teller(None))
+        data, sink = pattern(3 * MIB), Gathered()
+        await store.put("k", Blocks(data))
+        await store.get_range("k", ByteRange(0, 3 * MIB), sink)
+        assert sink.data == data
+        await store.aclose()
+        assert asked
+        strangers = {name: value for name, value in environ.items() if name != "R2D1_CA_BUNDLE"}
+        store = R2Store(Settings.from_env(environ=strangers | {"HTTPS_PROXY": url}), tell=Teller(None))
+        with pytest.raises(NotSent, match="certificate is not trusted"):
+            await store.put("k", Blocks(data))
+        await store.aclose()
