@@ -98,7 +98,10 @@ fn upload_part(out: &mut TcpStream, state: &State, request: &Request, body: Vec<
     if !known {
         return refused(out, "UploadPart", 404, "NoSuchUpload");
     }
-    done(send(out, 200, &[("ETag", quoted(&etag))], b""), "UploadPart")
+    // R2 repeats the checksum that it has compared; here it is not compared.
+    let mut headers = vec![("ETag", quoted(&etag))];
+    headers.extend(request.header("x-amz-checksum-crc64nvme").map(|sum| ("x-amz-checksum-crc64nvme", sum.to_string())));
+    done(send(out, 200, &headers, b""), "UploadPart")
 }
 
 fn complete_upload(out: &mut TcpStream, state: &State, request: &Request, full: &str, bucket: &str, key: &str) -> Answered {
