@@ -18,7 +18,7 @@ from r2d1.transfer.pilot import Pilot, Sight
 T = TypeVar("T")
 
 #: Seconds between two looks of the pilot, while anything is in flight.
-_LOOK_S = 0.1
+_LOOK_S = 0.05
 
 
 class Turn:

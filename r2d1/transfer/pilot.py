@@ -17,7 +17,7 @@ _STEP, _PAYS_WELL, _PAYS = 2.5, 1.2, 1.05
 _PROBE_UP, _PROBE_DOWN, _COSTS = 1.25, 0.8, 0.98
 
 #: Seconds: until new connections are in swing; of a measurement while growing, and while probing; between probes.
-_SETTLE_S, _WINDOW_S, _LONG_WINDOW_S, _PROBE_EVERY_S = 0.15, 0.25, 1.0, 4.0
+_SETTLE_S, _WINDOW_S, _LONG_WINDOW_S, _PROBE_EVERY_S = 0.1, 0.15, 1.0, 4.0
 
 #: Seconds after which a step is measured though some of its pieces have not moved yet.
 _PATIENCE_S = 3.0
@@ -40,7 +40,7 @@ class Sight:
 
 
 class Pilot:
-    """Decides ``limit``; told what is seen ten times a second while anything is in flight."""
+    """Decides ``limit``; told what is seen twenty times a second while anything is in flight."""
 
     def __init__(self, *, start: int, most: int) -> None:
         self.limit = min(start, most)

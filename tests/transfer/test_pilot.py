@@ -9,7 +9,7 @@ import pytest
 from r2d1.transfer.pilot import Pilot, Sight
 
 MB = 1e6
-TICK = 0.1
+TICK = 0.05
 START, MOST = 8, 128
 
 
