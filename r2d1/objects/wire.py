@@ -122,6 +122,7 @@ class Wire:
             self._addresses.prefer(address)
         try:
             with halt.calling(link.cut):
+                link.base.begin()
                 heard = converse(link, job)
         except BaseException:
             link.close()

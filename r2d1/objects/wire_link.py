@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 import socket
 import ssl
+import time
 from typing import Any, Protocol
 
 from r2d1.objects.buffers import buffer
@@ -18,13 +19,17 @@ CHUNK = 256 << 10
 
 _TICKET = 16 << 10
 
+#: Bytes a second, on average over the idle time, that are as good as silence: a server that trickles them out would
+#: hold a piece for days.
+LEAST_RATE = 256
+
 
 class LinkBroken(Exception):
     """The connection broke, or what came over it makes no sense; the request may have been carried out."""
 
 
 class LinkSilent(Exception):
-    """Nothing moved for as long as silence is borne."""
+    """Nothing, or next to nothing, moved for as long as silence is borne."""
 
 
 class Pipe(Protocol):
@@ -45,26 +50,37 @@ class SocketPipe:
         self.idle_s = idle_s
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
+        self._moved, self._since = 0, time.monotonic()
+
+    def begin(self) -> None:
+        """A new request: what was slow before does not count."""
+        self._moved, self._since = 0, time.monotonic()
 
     def receive_into(self, view: memoryview) -> int:
         while True:
             try:
-                return self.sock.recv_into(view)
+                got = self.sock.recv_into(view)
             except BlockingIOError:
                 self._wait(select.POLLIN)
             except OSError as exc:
                 raise LinkBroken(_said(exc)) from exc
+            else:
+                self._moved += got
+                return got
 
     def send(self, view: memoryview) -> tuple[int, bool]:
         while True:
             try:
-                return self.sock.send(view), False
+                sent = self.sock.send(view)
             except BlockingIOError:
                 ready = self._wait(select.POLLIN | select.POLLOUT)
                 if not ready & select.POLLOUT:
                     return 0, True
             except OSError as exc:
                 raise LinkBroken(_said(exc)) from exc
+            else:
+                self._moved += sent
+                return sent, False
 
     def is_silent(self) -> bool:
         """Whether an idle connection still is one: the other side has neither spoken nor gone."""
@@ -72,6 +88,11 @@ class SocketPipe:
         return not self._poller.poll(0)
 
     def _wait(self, events: int) -> int:
+        now = time.monotonic()
+        if now - self._since > self.idle_s:
+            if self._moved < LEAST_RATE * self.idle_s:
+                raise LinkSilent
+            self._moved, self._since = 0, now
         self._poller.modify(self.sock, events)
         ready = self._poller.poll(self.idle_s * 1000)
         if not ready:

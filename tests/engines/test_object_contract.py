@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -30,6 +31,16 @@ class TestCloudflareR2(ObjectStoreContract):
     @pytest.fixture
     async def store(self, cloudflare: Cloudflare) -> AsyncIterator[ObjectStore]:
         store = R2Store(settings_of(cloudflare.env()), tell=Teller(None))
+        yield store
+        await store.aclose()
+
+
+class TestCloudflareR2ThroughAioboto3(TestCloudflareR2):
+    """The same with bodies on aioboto3's connections."""
+
+    @pytest.fixture
+    async def store(self, cloudflare: Cloudflare) -> AsyncIterator[ObjectStore]:
+        store = R2Store(replace(settings_of(cloudflare.env()), transport="aioboto3"), tell=Teller(None))
         yield store
         await store.aclose()
 

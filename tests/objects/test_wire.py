@@ -240,3 +240,49 @@ async def test_tls_within_tls(tls_double: S3Double, tmp_path: Path) -> None:
         with pytest.raises(NotSent, match="certificate is not trusted"):
             await store.put("k", Blocks(data))
         await store.aclose()
+
+
+# -- slowness ------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def trickling(every_s: float, size: int) -> AsyncIterator[str]:
+    """A server that sends an object of 1 MiB in pieces of ``size`` bytes, one each ``every_s`` seconds."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        ranges = {"Content_Range": f"bytes 0-{MIB - 1}/{MIB}", "Content_Length": str(MIB)}
+        writer.write(http("206 Partial Content", ETag='"e"', **ranges))
+        try:
+            for _ in range(0, MIB, size):
+                writer.write(b"x" * size)
+                await writer.drain()
+                await asyncio.sleep(every_s)
+        except ConnectionError:
+            return  # the client has had enough
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_a_trickle_is_as_good_as_silence() -> None:
+    """A byte now and then does not keep a request alive: it is given up, to be made again, after the idle time."""
+    async with trickling(0.05, 1) as url:
+        settings = Settings(endpoint_url=url, bucket="b-b", access_key="k", secret_key=Secret("s"))
+        store = R2Store(settings, tell=Teller(None), idle_s=0.5)
+        with anyio.fail_after(30), pytest.raises(RemoteUnavailable, match=r"nothing moved for 0\.5 seconds"):
+            await store.get_range("k", ByteRange(0, MIB), Gathered())
+        await store.aclose()
+
+
+async def test_slow_is_not_silent() -> None:
+    """A link that carries little, but more than a trickle, brings the whole piece however many idle times it takes."""
+    async with trickling(0.02, 16 << 10) as url:
+        settings = Settings(endpoint_url=url, bucket="b-b", access_key="k", secret_key=Secret("s"))
+        store, sink = R2Store(settings, tell=Teller(None), idle_s=0.3), Gathered()
+        await store.get_range("k", ByteRange(0, MIB), sink)
+        assert len(sink.data) == MIB
+        await store.aclose()
