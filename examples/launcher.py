@@ -2,13 +2,19 @@
 
     python launcher.py my_run ./checkpoints -- python train.py ./checkpoints
 
-The trainer sees the directory alone. Settings come from the environment (`r2d1 secrets` shows them).
+The trainer sees the directory alone. Settings come from the environment (`r2d1 secrets` shows them). SIGTERM (the
+machine is being taken away) or Ctrl-C ends the trainer and ships what it wrote, in half a minute at most; a second
+one stops at once. What is left then goes on with the next start.
 """
 
 import asyncio
+import signal
 import sys
 
 from r2d1 import AsyncCourier, AsyncFetcher
+
+#: After a signal, in seconds: for the trainer to end, for the flush, and for what leaving the courier may take.
+TRAINER_S, FLUSH_S, DRAIN_S = 10, 15, 5
 
 
 async def main(job_id: str, checkpoints: str, command: list[str]) -> int:
@@ -16,17 +22,40 @@ async def main(job_id: str, checkpoints: str, command: list[str]) -> int:
         info = await fetcher.pull(f"r2://jobs/{job_id}/latest", dest=checkpoints)
     print(f"resuming from epoch {info.epoch}" if info.found else "fresh start", flush=True)
 
-    async with AsyncCourier.from_env() as courier:
+    async with AsyncCourier.from_env(drain_timeout=DRAIN_S) as courier:
         await courier.watch(checkpoints, job_id=job_id)  # ships in the background from here on
+        stopped = on_signal()
         trainer = await asyncio.create_subprocess_exec(*command)
         try:
-            code = await trainer.wait()
+            code = await end_of(trainer, stopped)
         finally:
             if trainer.returncode is None:
-                trainer.terminate()
-        report = await courier.flush(timeout=300)  # also after a crash: what it wrote is wanted all the more
+                trainer.kill()
+        # also after a crash: what it wrote is wanted all the more
+        report = await courier.flush(timeout=FLUSH_S if stopped.is_set() else 300)
     print(f"shipped {', '.join(sorted(one.name for one in report.shipped)) or 'nothing new'}", flush=True)
-    return code
+    return code if code >= 0 else 128 - code  # as a shell tells that a signal ended it
+
+
+def on_signal() -> asyncio.Event:
+    """An event that the first SIGTERM or Ctrl-C sets; the next one cancels everything."""
+    loop, task, stopped = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: task.cancel() if stopped.is_set() else stopped.set())
+    return stopped
+
+
+async def end_of(trainer: asyncio.subprocess.Process, stopped: asyncio.Event) -> int:
+    """The trainer's exit code. Once `stopped` is set it is told to end, and killed if it does not."""
+    ended, stop = asyncio.create_task(trainer.wait()), asyncio.create_task(stopped.wait())
+    await asyncio.wait({ended, stop}, return_when=asyncio.FIRST_COMPLETED)
+    stop.cancel()
+    if not ended.done():
+        trainer.terminate()
+        await asyncio.wait({ended}, timeout=TRAINER_S)
+        if not ended.done():
+            trainer.kill()
+    return await ended
 
 
 if __name__ == "__main__":

@@ -151,8 +151,9 @@ def write_sidecar(
 ) -> Path:
     """Write ``<folder>.json`` for a finished checkpoint folder: the last step of saving it.
 
-    Every file is fsynced first, then the sidecar is written to a temporary file and renamed, so a courier
-    (or a crash) sees either no sidecar or a whole one. ``timestamp`` is seconds since the epoch, now if
+    Every file is fsynced first and listed with its size, then the sidecar is written to a temporary file and
+    renamed, so a courier (or a crash) sees either no sidecar or a whole one, and a file that is cut off later is
+    not taken for this checkpoint's. ``timestamp`` is seconds since the epoch, now if
     omitted. Values that JSON does not have (NaN, infinities) become ``null``; NumPy and torch scalars and
     arrays become numbers and lists, anything else its ``str``.
 
@@ -166,13 +167,13 @@ def write_sidecar(
         raise CheckpointError(f"epoch {epoch!r} is not an integer from 0 to 2^53-1")
     if not folder.is_dir():
         raise CheckpointError(f"{folder}: no such folder; write the checkpoint first, its sidecar last")
-    files = sorted(_fsync_files(folder))
-    keys.check_paths(files)
+    sizes = dict(sorted(_fsync_files(folder)))
+    keys.check_paths(sizes)
     fields = {
         "name": folder.name,
         "epoch": number,
         "timestamp": time.time() if timestamp is None else timestamp,
-        "files": files,
+        "files": [{"path": path, "size": size} for path, size in sizes.items()],
         "metadata": {} if metadata is None else dict(metadata),
     }
     lost: list[str] = []
@@ -191,14 +192,16 @@ def _plain(value: Any) -> Any:
     return plain if isinstance(plain, (bool, int, float, str, list)) else str(value)
 
 
-def _fsync_files(folder: Path) -> Iterator[str]:
+def _fsync_files(folder: Path) -> Iterator[tuple[str, int]]:
+    """Path and size of every file that is shipped, each on the disk by then."""
     for base, folders, names in os.walk(folder, onerror=_refuse):
+        if base == os.fspath(folder) and keys.STATE_DIR in folders:
+            folders.remove(keys.STATE_DIR)  # r2d1's own, left out when shipping
         for name in names:
             full = os.path.join(base, name)
             path = os.path.relpath(full, folder)
             if os.path.isfile(full) and not is_temporary(path):
-                _fsync(full)
-                yield path
+                yield path, _fsync(full)
         for name in folders:
             _fsync(os.path.join(base, name))
     _fsync(folder)
@@ -208,10 +211,12 @@ def _refuse(error: OSError) -> None:
     raise error
 
 
-def _fsync(path: str | os.PathLike[str]) -> None:
+def _fsync(path: str | os.PathLike[str]) -> int:
+    """Have a file or folder on the disk; returns its size."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+        return os.fstat(fd).st_size
     finally:
         os.close(fd)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TypeVar, TypeVarTuple
@@ -146,6 +146,8 @@ def first_error(error: BaseException) -> BaseException:
 
 async def run_bounded(limit: int, func: Callable[[T], Awaitable[object]], items: Iterable[T]) -> None:
     """Await ``func`` on every item, ``limit`` at a time (at least one); the first failure stops the rest."""
+    if isinstance(items, Sized):
+        limit = min(limit, len(items))
     pending = iter(items)
 
     async def worker() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from r2d1 import write_sidecar
-from r2d1.checkpoint import Ready, inspect, judge
+from r2d1.checkpoint import Ready, Wait, inspect, judge
 from r2d1.errors import CheckpointError, FormatError, NameRefused
 from r2d1.keys import MAX_EPOCH
 from r2d1.sidecar import Listed, is_temporary, parse_sidecar, row_metadata
@@ -226,7 +226,11 @@ def test_a_written_sidecar_ships_at_once(tmp_path):
         "name": "chk_0042",
         "epoch": 42,
         "timestamp": 7.5,
-        "files": [".hidden", "a.bin", "sub/b.bin"],
+        "files": [
+            {"path": ".hidden", "size": 0},
+            {"path": "a.bin", "size": 1},
+            {"path": "sub/b.bin", "size": 1},
+        ],
         "metadata": {"loss": 0.5},
     }
     local = inspect(folder)
@@ -241,6 +245,24 @@ def test_the_time_is_now_when_none_is_given(tmp_path):
     fields = written(folder, epoch=1)
     assert abs(fields["timestamp"] - os.stat(folder.with_name("chk_1.json")).st_mtime) < 60
     assert fields["metadata"] == {}
+
+
+def test_a_file_that_was_cut_off_is_noticed(tmp_path):
+    """The sizes that were written are held against the disk, also where times mean nothing."""
+    folder = tmp_path / "chk_1"
+    write_files(folder, {"a.bin": b"whole"})
+    write_sidecar(folder, epoch=1)
+    os.truncate(folder / "a.bin", 3)
+    verdict = judge(inspect(folder), {}, ordered=False)
+    assert verdict == Wait("'a.bin' has 3 bytes, the sidecar says 5")
+
+
+def test_state_of_ours_in_the_folder_is_not_listed(tmp_path):
+    """Somebody may have pulled into the checkpoint's folder: what r2d1 keeps there is left out, as when shipping."""
+    folder = tmp_path / "chk_1"
+    write_files(folder, {"a.bin": b"1", ".r2d1/journal.db": b"x", "sub/.r2d1/theirs": b"2"})
+    assert [entry["path"] for entry in written(folder, epoch=1)["files"]] == ["a.bin", "sub/.r2d1/theirs"]
+    assert isinstance(judge(inspect(folder), {}), Ready)
 
 
 class Scalar:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,12 +30,16 @@ class Common:
     as_json: bool = False
     quiet: bool = False
     verbose: bool = False
+    concurrency: int | None = None
+    bandwidth_limit: int | None = None
 
     def settings(self) -> Settings:
-        """The settings of the environment and the env file. Raises ``ConfigError``."""
+        """The settings of the command line, the environment and the env file. Raises ``ConfigError``."""
         from r2d1.settings import Settings
 
-        return Settings.from_env(env_file=self.env_file)
+        return Settings.from_env(
+            env_file=self.env_file, concurrency=self.concurrency, bandwidth_limit=self.bandwidth_limit
+        )
 
 
 def common_options(command: Callable[..., R]) -> Callable[..., R]:
@@ -56,6 +61,38 @@ def output_options(command: Callable[..., R]) -> Callable[..., R]:
         return command(Common(env_file, as_json, quiet, verbose), **given)
 
     return with_common
+
+
+def _parse_bytes(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
+    """``10M`` → bytes; K, M and G stand for 1024 of the one before."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"([0-9]{1,15})([KMG]?)", text.upper(), re.ASCII)
+    if match is None or int(match[1]) == 0:
+        raise click.BadParameter(f"{text!a} is no number of bytes above 0, such as 500K, 10M or 1G", ctx, param)
+    return int(match[1]) << 10 * " KMG".index(match[2] or " ")
+
+
+def transfer_options(command: Callable[..., R]) -> Callable[..., R]:
+    """Give a command with ``common_options`` two more, which come with its ``Common``."""
+
+    @click.option(
+        "--concurrency",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="Pieces in flight at once; without it as many as pay, found by measuring.",
+    )
+    @click.option(
+        "--bandwidth-limit",
+        callback=_parse_bytes,
+        metavar="BYTES",
+        help="Move at most so many bytes a second, both ways together; 10M is 10 MiB.",
+    )
+    @functools.wraps(command)
+    def with_transfer(common: Common, *, concurrency: int | None, bandwidth_limit: int | None, **given: Any) -> R:
+        return command(replace(common, concurrency=concurrency, bandwidth_limit=bandwidth_limit), **given)
+
+    return with_transfer
 
 
 job_id_option = click.option(

@@ -32,11 +32,12 @@ _WORDS = {Exit.DONE: "done", Exit.STOPPED: "stopped", Exit.INTERRUPTED: "interru
 GO_ON = "Run the same command again: it goes on where it stopped"
 _USAGE_ERRORS = (errors.ConfigError, errors.UriError, errors.NameRefused)
 
+_SECRETS = "`r2d1 secrets`"
 _DISK = "Look at the disk that holds the journal; it may be deleted, which only costs time"
 
 #: One hint a kind of error, for those that carry none of their own; the first kind that fits counts.
 _HINTS: tuple[tuple[type[BaseException], str], ...] = (
-    (errors.ConfigError, "`r2d1 secrets` shows which settings were found and where"),
+    (errors.ConfigError, f"{_SECRETS} shows which settings were found and where"),
     (errors.UriError, "The forms are r2://jobs/<id>/latest, r2://jobs/<id>/<name> and r2://<any/prefix>"),
     (errors.NameRefused, "Choose a name that the rules allow"),
     (errors.LockHeld, "Stop the other courier, or leave this directory to it"),
@@ -80,6 +81,9 @@ def of_error(error: Exception, *, verbose: bool = False) -> Result:
     text = str(error) or type(error).__name__
     hint = getattr(error, "hint", "") if isinstance(error, errors.RemoteError) else ""
     first, *rest = text.removesuffix(f". {hint}").splitlines()
+    if rest and isinstance(error, errors.ConfigError) and _SECRETS in rest[-1]:
+        said = rest.pop()
+        hint = said[0].upper() + said[1:]  # the error ends with what the last line would say once more
     why = f"{first.rstrip(' :')} (listed above)" if rest else first
     if not is_known:
         why, hint = f"unexpected {type(error).__name__}: {why}", "This is a bug in r2d1: report it with the traceback"

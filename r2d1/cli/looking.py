@@ -5,29 +5,29 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import anyio
 import click
 
 from r2d1 import keys
 from r2d1.catalog import Catalog, open_catalog
 from r2d1.cli.common import Common, common_options, examples, job_id_option
 from r2d1.cli.ending import Exit, Result
-from r2d1.cli.running import Session, run
+from r2d1.cli.running import Session, opened_store, run
 from r2d1.cli.table import age, table
+from r2d1.cli.targets import job_target
 from r2d1.finding import find_latest
-from r2d1.journal import Journal, scope_of
 from r2d1.listing import Listed, State, list_checkpoints, list_jobs, look_at
-from r2d1.localstate import state_directory
 from r2d1.objects import ObjectStore
-from r2d1.objects.opening import open_store
 from r2d1.observers import counted, size
 from r2d1.retry import Brake, RetryPolicy
-from r2d1.tasks import in_thread
-from r2d1.uris import Named, parse_job_uri
+from r2d1.uris import Named
+
+if TYPE_CHECKING:
+    from r2d1.cli.here import Here
 
 _BAD = (State.DAMAGED, State.UNREADABLE)
 
@@ -43,7 +43,7 @@ def ls(common: Common, *, uri: str | None) -> None:
     """
 
     async def verb(session: Session) -> Result:
-        target = parse_job_uri(uri) if uri else None
+        target = job_target(uri) if uri else None
         async with _bucket(session) as store:
             if target is None:
                 return _jobs(await list_jobs(store))
@@ -59,12 +59,8 @@ def ls(common: Common, *, uri: str | None) -> None:
 async def _bucket(session: Session) -> AsyncIterator[ObjectStore]:
     for notice in session.settings.notices():
         session.tell.notice("warning", notice)
-    store = open_store(session.settings, tell=session.tell)
-    try:
+    async with opened_store(session) as store:
         yield store
-    finally:
-        with anyio.CancelScope(shield=True):
-            await store.aclose()
 
 
 def _jobs(jobs: Sequence[str]) -> Result:
@@ -108,16 +104,6 @@ class _Newest:
     r2_prefix: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Owed:
-    """What the journal of a directory knows to be unfinished."""
-
-    directory: str
-    rows_owed: tuple[str, ...] = ()
-    ships_under_way: tuple[str, ...] = ()
-    done: int = 0
-
-
 @click.command(epilog=examples("r2d1 status --job-id my_run", "r2d1 status --job-id my_run ./checkpoints"))
 @click.argument(
     "directory", metavar="[DIR]", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path)
@@ -128,14 +114,16 @@ def status(common: Common, *, directory: Path | None, job_id: str) -> None:
     """Tell the newest checkpoint of a job and what a directory still owes.
 
     The age of the newest row is the job's heartbeat (without D1: of the newest checkpoint in the bucket). For a
-    watched DIR, its journal tells which ships were begun and not committed, and which rows are owed.
+    watched DIR, its journal tells which ships were begun and not committed, and which rows are owed; what lies there
+    and is not shipped is listed with what keeps it: a file that is missing, a link that leaves the folder, or
+    nothing (a courier has yet to ship it, or the bucket refuses it: the courier's log says so).
     """
 
     async def verb(session: Session) -> Result:
         keys.check_job_id(job_id)
         newest = await _newest(session, job_id)
-        owed = await _owed(session, directory, job_id) if directory else None
-        return _status(job_id, newest, owed, time.time())
+        here = await _look_here(session, directory, job_id) if directory else None
+        return _status(job_id, newest, here, time.time())
 
     run(common, verb)
 
@@ -167,33 +155,26 @@ async def _newest_in_bucket(session: Session, job_id: str) -> _Newest | None:
         return _Newest(store.where, found.of.name, found.epoch, found.timestamp, prefix)
 
 
-async def _owed(session: Session, directory: Path, job_id: str) -> _Owed:
-    """Read the journal of a directory, without making one."""
-    store = open_store(session.settings, tell=session.tell)  # opened for its name alone: nothing is asked
-    scope = scope_of(store.where, job_id)
-    await store.aclose()
-    return await in_thread(_read_journal, directory.absolute(), scope)
+async def _look_here(session: Session, directory: Path, job_id: str) -> Here:
+    from r2d1.cli.here import look_here  # the courier's libraries, which nothing else here needs
+
+    return await look_here(session, directory, job_id)
 
 
-def _read_journal(directory: Path, scope: str) -> _Owed:
-    where, wal = state_directory(directory)
-    if not (where / "journal.db").exists():
-        return _Owed(str(directory))
-    with closing(Journal(where, wal=wal)) as journal:
-        under_way = tuple(journal.names_under_way(scope))
-        return _Owed(str(directory), tuple(journal.owed(scope)), under_way, len(journal.all_done(scope)))
-
-
-def _status(job_id: str, newest: _Newest | None, owed: _Owed | None, now: float) -> Result:
+def _status(job_id: str, newest: _Newest | None, here: Here | None, now: float) -> Result:
     lines = [_heartbeat(job_id, newest, now)]
     fields: dict[str, object] = {"job_id": job_id, "newest": None}
     if newest is not None:
         fields["newest"] = {**asdict(newest), "age_s": _age_s(newest.timestamp, now)}
-    if owed is not None:
-        fields["journal"] = asdict(owed)
-        lines.append(f"{owed.directory}: {counted(owed.done, 'checkpoint')} shipped or pulled")
-        lines.append(f"  ships under way: {', '.join(owed.ships_under_way) or 'none'}")
-        lines.append(f"  rows owed: {', '.join(owed.rows_owed) or 'none'}")
+    if here is not None:
+        whys = {one.name: one.why or "ready to be shipped" for one in here.not_shipped}
+        owed = {"rows_owed": here.rows_owed, "ships_under_way": here.ships_under_way, "done": len(here.done)}
+        fields["journal"] = {"directory": str(here.directory), **owed, "not_shipped": whys}
+        lines.append(f"{here.directory}: {counted(len(here.done), 'checkpoint')} shipped or pulled")
+        lines.append(f"  ships under way: {', '.join(here.ships_under_way) or 'none'}")
+        lines.append(f"  rows owed: {', '.join(here.rows_owed) or 'none'}")
+        lines.append("  not shipped:" if whys else "  not shipped: none")
+        lines += [f"    {name}: {why}" for name, why in whys.items()]
     return Result(lines, fields, "no checkpoint yet" if newest is None else f"asked {newest.source}")
 
 

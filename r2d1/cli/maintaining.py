@@ -13,12 +13,15 @@ from r2d1 import remote
 from r2d1.cli.common import Common, common_options, examples
 from r2d1.cli.ending import Exit, Result
 from r2d1.cli.running import Session, run
+from r2d1.cli.targets import job_target
 from r2d1.errors import UriError
 from r2d1.gc import GC_AGE_S, Garbage, collect
+from r2d1.heads import read_head
+from r2d1.keys import CheckpointKeys
 from r2d1.maintain import Removed, Verified, reindex_job, remove, remove_after, verify_target
 from r2d1.observers import counted, size
 from r2d1.remote import Remote
-from r2d1.uris import Job, Latest, Named, Prefix, parse_job_uri, parse_uri
+from r2d1.uris import Job, Latest, Named, Prefix, parse_uri
 
 
 @asynccontextmanager
@@ -80,7 +83,7 @@ def reindex(common: Common, *, uri: str) -> None:
     """
 
     async def verb(session: Session) -> Result:
-        target = parse_job_uri(uri)
+        target = job_target(uri)
         if not isinstance(target, Job):
             raise UriError(f"{uri!a} is one checkpoint; a whole job is reindexed: r2://jobs/<id>")
         async with _ends(session) as (ends, _):
@@ -105,17 +108,24 @@ def rm(common: Common, *, uri: str, after: int | None) -> None:
     """
 
     async def verb(session: Session) -> Result:
-        target = parse_job_uri(uri)
+        target = job_target(uri)
         if isinstance(target, Job) != (after is not None):
             raise UriError(f"{uri!a}: name one checkpoint, or a job together with --after")
         async with _ends(session) as (ends, rng):
             if isinstance(target, Job):
                 assert after is not None
                 return _removed(await remove_after(ends, target.job_id, after, rng))
-            one = await remove(ends, target.of, rng)
-        return _removed([one] if one else [])
+            return await _remove_one(ends, target.of, rng)
 
     run(common, verb)
+
+
+async def _remove_one(ends: Remote, of: CheckpointKeys, rng: random.Random) -> Result:
+    stored = await read_head(ends.store, of)
+    removed = await remove(ends, of, rng)  # also of what is gone: an earlier call may have been cut
+    if removed is not None and stored is not None and stored.value.deleted:
+        return Result((), {"removed": []}, f"nothing to delete: {of.name} was deleted before")
+    return _removed([removed] if removed else [])
 
 
 def _removed(removed: list[Removed]) -> Result:
@@ -142,7 +152,7 @@ def gc(common: Common, *, uri: str, delete: bool, age_days: float) -> None:
     """
 
     async def verb(session: Session) -> Result:
-        target = parse_job_uri(uri)
+        target = job_target(uri)
         if not isinstance(target, Job):
             raise UriError(f"{uri!a} is one checkpoint; garbage is collected for a job: r2://jobs/<id>")
         async with _ends(session) as (ends, rng):

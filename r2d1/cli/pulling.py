@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
 
-from r2d1.cli.common import Common, common_options, examples
+from r2d1 import keys
+from r2d1.cli.common import Common, common_options, examples, transfer_options
 from r2d1.cli.ending import Exit, Result
-from r2d1.cli.running import Session, run
+from r2d1.cli.here import look_here
+from r2d1.cli.running import Session, opened_store, run
+from r2d1.courier.preview import Outlook, Preview
+from r2d1.errors import ObjectNotFound, UriError
 from r2d1.fetcher import AsyncFetcher, FetchInfo
+from r2d1.uris import Latest, parse_uri
 
 
 @click.command(
@@ -30,18 +36,57 @@ from r2d1.fetcher import AsyncFetcher, FetchInfo
 @click.option("--force", is_flag=True, help="Fetch anew even what is there and matches.")
 @click.option("--allow-missing", is_flag=True, help="Exit 0 instead of 3 when nothing is there (a fresh start).")
 @common_options
+@transfer_options
 def pull(common: Common, *, uri: str, dest: Path, force: bool, allow_missing: bool) -> None:
     """Bring a checkpoint or a prefix from the bucket to the disk.
 
-    The folder appears under its name only when every byte of it was verified; an interrupted pull is resumed by the
-    next one. The folder's path is printed on stdout.
+    A checkpoint's folder appears under its name only when every byte of it was verified; an interrupted pull is
+    resumed by the next one. A prefix has no digests to verify against: its files are placed one by one, bound to the
+    sizes and ETags of one listing. The folder's path is printed on stdout. Ctrl-C or SIGTERM stops at once.
     """
 
     async def verb(session: Session) -> Result:
         async with AsyncFetcher(session.settings, observer=session.observer) as fetcher:
-            return _result(await fetcher.pull(uri, dest, force), allow_missing=allow_missing)
+            info = await fetcher.pull(uri, dest, force)
+        target = parse_uri(uri)
+        if isinstance(target, Latest):
+            await _tell_newer(session, target.job_id, dest, info)
+        elif not info.found:
+            await _refuse_one_object(session, uri)
+        return _result(info, allow_missing=allow_missing)
 
     run(common, verb)
+
+
+async def _tell_newer(session: Session, job_id: str, dest: Path, info: FetchInfo) -> None:
+    """A run may take a checkpoint that never left this disk for one that it has not; say that it is there."""
+    pulled = -1 if info.epoch is None else info.epoch
+    left = [one for one in await _whole_here(session, job_id, dest) if (one.epoch or 0) > pulled]
+    if left:
+        names = ", ".join(f"{one.name} (epoch {one.epoch})" for one in left[:3]) + (", …" if len(left) > 3 else "")
+        session.tell.notice(
+            "warning",
+            f"{dest}: newer than what the bucket has of job {job_id!a}, and not shipped to it from here: {names}. "
+            f"`r2d1 watch {shlex.quote(str(dest))} --job-id {shlex.quote(job_id)} --once` ships what is left",
+        )
+
+
+async def _whole_here(session: Session, job_id: str, dest: Path) -> list[Preview]:
+    here = await look_here(session, dest, job_id)
+    whole = [one for one in here.not_shipped if one.outlook is Outlook.SHIP]
+    return sorted(whole, key=lambda one: one.epoch or 0, reverse=True)
+
+
+async def _refuse_one_object(session: Session, uri: str) -> None:
+    """The key of one object is no prefix: nothing lies below it, and that is no fresh start."""
+    key = keys.nfc(uri.removeprefix("r2://").rstrip("/"))
+    async with opened_store(session) as store:
+        try:
+            await store.head(key)
+        except ObjectNotFound:
+            return
+    above = uri.rstrip("/").rpartition("/")[0]
+    raise UriError(f"{keys.shown(uri)} is one object, not a prefix: pull what it lies in, {keys.shown(above)}")
 
 
 def _result(info: FetchInfo, *, allow_missing: bool) -> Result:

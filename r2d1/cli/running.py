@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import anyio
@@ -18,6 +19,8 @@ import click
 from r2d1.cli.common import Common, speaking
 from r2d1.cli.ending import Result, command_of, conclude, of_error, of_signal
 from r2d1.events import Observer, Teller
+from r2d1.objects import ObjectStore
+from r2d1.objects.opening import open_store
 from r2d1.settings import Settings
 from r2d1.tasks import one_error
 
@@ -62,15 +65,26 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What a verb works with."""
+    """What a verb works with. There is one teller, so that what is to be told once is."""
 
     settings: Settings
     observer: Observer
     stop: Stop
+    tell: Teller = field(init=False)
 
-    @property
-    def tell(self) -> Teller:
-        return Teller(self.observer)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "tell", Teller(self.observer))
+
+
+@asynccontextmanager
+async def opened_store(session: Session) -> AsyncIterator[ObjectStore]:
+    """The store that the settings name, closed whatever happens."""
+    store = open_store(session.settings, tell=session.tell)
+    try:
+        yield store
+    finally:
+        with anyio.CancelScope(shield=True):
+            await store.aclose()
 
 
 Verb = Callable[[Session], Awaitable[Result]]

@@ -4,37 +4,48 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import click
 
 from r2d1.catalog import open_catalog
 from r2d1.cli.common import Common, common_options, examples
-from r2d1.cli.ending import Result
+from r2d1.cli.ending import Exit, Result
 from r2d1.cli.running import Session, run
 from r2d1.cli.table import table
 from r2d1.retry import Brake, RetryPolicy
-from r2d1.settings import Missing, Settings
+from r2d1.settings import Missing, SettingLine, Settings
+
+#: What is no secret by itself: names and addresses. Keys, tokens and the proxy, which may hold a password, are.
+_NO_SECRETS = frozenset(
+    {
+        *("account_id", "bucket", "endpoint_url", "jurisdiction", "public_base", "database_id"),
+        *("d1_base_url", "store_url", "ca_bundle", "no_proxy"),
+    }
+)
 
 
-@click.command(epilog=examples("r2d1 secrets", "r2d1 secrets --env-file prod.env"))
+@click.command(epilog=examples("r2d1 secrets", "r2d1 secrets --show", "r2d1 secrets --env-file prod.env"))
+@click.option("--show", is_flag=True, help="Show bucket, ids and addresses in full; keys and tokens never are.")
 @common_options
-def secrets(common: Common) -> None:
+def secrets(common: Common, *, show: bool) -> None:
     """Show the settings that were found, masked, and what is missing.
 
-    At most the first and last four characters of a long value are shown.
+    Each value is masked, so that the output can be pasted anywhere: at most the first and last four characters of a
+    long one are shown. With --show what is no secret (bucket, ids, addresses) is shown in full. Exits 2 when what the
+    store needs is missing; D1 may be.
     """
 
     async def verb(session: Session) -> Result:
         for notice in session.settings.notices():
             session.tell.notice("warning", notice)
-        return _report(session.settings)
+        return _report(session.settings, show=show)
 
     run(common, verb)
 
 
-def _report(settings: Settings) -> Result:
-    report = settings.report()
+def _report(settings: Settings, *, show: bool) -> Result:
+    report = [_shown(line, settings) if show else line for line in settings.report()]
     rows = [(line.variable, line.masked or "-", line.source, line.needed_for) for line in report]
     lines = table(("setting", "value", "source", "needed for"), rows)
     gaps = {"R2": settings.missing_r2(), "D1": settings.missing_d1()}
@@ -42,7 +53,16 @@ def _report(settings: Settings) -> Result:
     missing = {need: [{"names": gap.names, "note": gap.note} for gap in some] for need, some in gaps.items()}
     fields = {"settings": [asdict(line) for line in report], "missing": missing}
     summary = ", ".join(f"{need} {'incomplete' if some else 'complete'}" for need, some in gaps.items())
+    if gaps["R2"]:
+        hint = "Set them in the environment or in an env file"
+        return Result(lines, fields, code=Exit.USAGE, why=f"{summary} (what is missing is listed above)", hint=hint)
     return Result(lines, fields, summary)
+
+
+def _shown(line: SettingLine, settings: Settings) -> SettingLine:
+    """A line with its value in full, if that is no secret."""
+    value = getattr(settings, line.field)
+    return replace(line, masked=value) if value and line.field in _NO_SECRETS else line
 
 
 def _said(need: str, missing: Sequence[Missing], settings: Settings) -> list[str]:

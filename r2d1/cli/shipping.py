@@ -11,7 +11,7 @@ import click
 
 from r2d1 import keys
 from r2d1.checkpoint import Identity, LocalCheckpoint, inspect_as, sidecar_path
-from r2d1.cli.common import Common, common_options, examples, job_id_option, seconds_option
+from r2d1.cli.common import Common, common_options, examples, job_id_option, seconds_option, transfer_options
 from r2d1.cli.dry_run import show_one
 from r2d1.cli.ending import Exit, Result
 from r2d1.cli.running import Session, run
@@ -62,6 +62,7 @@ def _parse_meta(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ..
 @click.option("--dry-run", is_flag=True, help="Show what would be shipped; send and write nothing.")
 @seconds_option("--settle-timeout", 60, "How long to wait for a file that the sidecar lists.")
 @common_options
+@transfer_options
 def ship(
     common: Common,
     *,
@@ -75,7 +76,8 @@ def ship(
     """Ship one checkpoint.
 
     PATH is a checkpoint's folder or its sidecar (<folder>.json). For a folder without one, --epoch and --meta write
-    it first; values of --meta are JSON if they can be read as such, else text.
+    it first; values of --meta are JSON if they can be read as such, else text. Ctrl-C or SIGTERM stops at once; the
+    same command goes on where it stopped.
     """
     folder = path.absolute()
     folder = folder if path.is_dir() else folder.with_name(folder.name.removesuffix(".json"))

@@ -9,14 +9,18 @@ import anyio
 
 from r2d1.cli.running import Session
 from r2d1.courier import AsyncCourier
+from r2d1.events import Observer
 
 
 @asynccontextmanager
-async def undrained(session: Session) -> AsyncIterator[AsyncCourier]:
-    """An open courier that stops at once when the block is left, where one would otherwise drain (again)."""
+async def undrained(session: Session, observer: Observer | None = None) -> AsyncIterator[AsyncCourier]:
+    """An open courier that stops at once when the block is left, where one would otherwise drain (again).
+
+    Its events go to ``observer``, by default the session's.
+    """
     failure: Exception | None = None
     with anyio.CancelScope() as scope:
-        async with AsyncCourier(session.settings, observer=session.observer) as courier:
+        async with AsyncCourier(session.settings, observer=observer or session.observer) as courier:
             try:
                 yield courier
             except Exception as error:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import anyio
 import click
 
 from r2d1 import keys
-from r2d1.cli.common import Common, common_options, examples, job_id_option, seconds_option
+from r2d1.cli.common import Common, common_options, examples, job_id_option, seconds_option, transfer_options
 from r2d1.cli.dry_run import show_directory
 from r2d1.cli.ending import GO_ON, Exit, Result
 from r2d1.cli.running import Session, run
 from r2d1.cli.undrained import undrained
 from r2d1.courier import AsyncCourier, ShipReport, Status
 from r2d1.errors import FlushError
+from r2d1.events import Event, ShipFailed
 from r2d1.observers import counted, size
 from r2d1.tasks import one_error
 
@@ -39,10 +40,11 @@ class _Plan:
 
 @dataclass(slots=True)
 class _End:
-    """How far a watch came before it was stopped."""
+    """How far a watch came before it was stopped, and which failures were told on the way."""
 
     is_scanned: bool = False
     report: ShipReport | None = None
+    told: set[str] = field(default_factory=set)
 
 
 @click.command(
@@ -63,6 +65,7 @@ class _End:
 @click.option("--force-polling", is_flag=True, help="Use no file system events (network file systems).")
 @click.option("--unordered", is_flag=True, help="Ship files newer than their sidecar, where times mean nothing.")
 @common_options
+@transfer_options
 def watch(common: Common, *, directory: Path, dry_run: bool, unordered: bool, **given: object) -> None:
     """Ship checkpoints as they appear in a directory.
 
@@ -85,7 +88,13 @@ async def _watch(session: Session, plan: _Plan) -> Result:
     """Watch until a signal comes (or once), then bring out everything within ``grace`` seconds of that signal."""
     keys.check_job_id(plan.job_id)
     end = _End()
-    async with undrained(session) as courier:
+
+    def observe(event: Event) -> None:
+        if isinstance(event, ShipFailed):
+            end.told.add(f"{event.job_id}/{event.name} failed: {event.error}")
+        session.observer(event)
+
+    async with undrained(session, observe) as courier:
         try:
             with anyio.CancelScope() as limit, one_error():
                 async with anyio.create_task_group() as tasks:
@@ -93,7 +102,7 @@ async def _watch(session: Session, plan: _Plan) -> Result:
                     await _watch_and_flush(courier, session, plan, end)
                     tasks.cancel_scope.cancel()
         except FlushError as error:
-            return _incomplete(error, courier.status())
+            return _incomplete(error, courier.status(), end.told if plan.once else set())
         return _result(end, courier.status(), plan)
 
 
@@ -119,8 +128,9 @@ async def _limit(session: Session, limit: anyio.CancelScope, grace: float) -> No
     session.tell.notice("warning", text)
 
 
-def _incomplete(error: FlushError, status: Status) -> Result:
-    first, *details = str(error).splitlines()
+def _incomplete(error: FlushError, status: Status, told: set[str]) -> Result:
+    """What failed; ``told`` is what stands a few lines above already."""
+    first, *details = [line for line in str(error).splitlines() if line.strip() not in told]
     names = [*error.failed, *error.unfinished]
     return Result(
         code=Exit.FAILED,

@@ -16,11 +16,10 @@ import anyio
 import anyio.abc
 
 from r2d1 import keys, remote
-from r2d1.checkpoint import Wait
 from r2d1.courier.deliver import Delivery, deliver
 from r2d1.courier.folder import UNFINISHED, Entry, Folder, Phase, WatchOptions
 from r2d1.courier.follow import Following
-from r2d1.courier.looking import settle
+from r2d1.courier.looking import until_ready
 from r2d1.courier.payer import Payer
 from r2d1.courier.report import Shipped, ShipReport, Status
 from r2d1.courier.shipyard import Shipyard, journal_of
@@ -30,7 +29,6 @@ from r2d1.errors import (
     Closed,
     FlushError,
     FlushTimeout,
-    FormatError,
     Superseded,
 )  # fmt: skip
 from r2d1.events import BytesMoved, Event, Observer, ShipFailed, Teller
@@ -104,7 +102,11 @@ class AsyncCourier:
 
     @classmethod
     def from_env(cls, **options: Any) -> Self:
-        """A courier with settings from the environment (and ``.env``, with the extra ``dotenv``)."""
+        """A courier with settings from the environment (and ``.env``, with the extra ``dotenv``).
+
+        ``options`` are the arguments of the class beside ``settings``. Settings that no variable gives
+        (``concurrency``, ``bandwidth_limit``, …) are arguments of ``Settings.from_env``: give its result to the class.
+        """
         return cls(Settings.from_env(), **options)
 
     @classmethod
@@ -286,7 +288,7 @@ class AsyncCourier:
         folder = self._folder(folder_path.parent, job_id, WatchOptions(settle_timeout=settle_timeout))
         async with folder.opened():
             while True:
-                local = await self._settled(folder, folder_path, settle_timeout)
+                local = await until_ready(self._lane, folder_path, ordered=True, timeout=settle_timeout)
                 delivery = Delivery(
                     self._lane, journal_of(folder), folder.scope, self._keys(folder, local.name), local, self._rng
                 )
@@ -343,20 +345,6 @@ class AsyncCourier:
     def _keys(self, folder: Folder, name: str) -> keys.CheckpointKeys:
         return keys.CheckpointKeys(folder.job_id, keys.check_name(name))
 
-    async def _settled(self, folder: Folder, path: Path, timeout: float) -> Any:
-        why = "it never settled"
-        with anyio.move_on_after(timeout):
-            while True:
-                try:
-                    local, verdict = await settle(self._lane, path, ordered=folder.options.ordered)
-                    if not isinstance(verdict, Wait):
-                        return local
-                    why = verdict.reason
-                except FormatError as exc:
-                    why = str(exc)
-                await anyio.sleep(0.2)
-        raise CheckpointError(f"{path}: not complete after {timeout:g} s: {why}")
-
     def _changed(self) -> None:
         self._change.set()
         self._change = anyio.Event()
@@ -374,7 +362,7 @@ class AsyncCourier:
         return tuple(folder.label(entry) for folder, entry in self._entries(*phases))
 
     def _whys(self, *phases: Phase) -> dict[str, str]:
-        return {folder.label(entry): entry.why for folder, entry in self._entries(*phases)}
+        return {folder.label(entry): entry.why or f"still {entry.phase}" for folder, entry in self._entries(*phases)}
 
     def _unfinished(self) -> dict[str, str]:
         now = anyio.current_time()

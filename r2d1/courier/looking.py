@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import anyio
+
+from r2d1 import keys
 from r2d1.checkpoint import Identity, LocalCheckpoint, Ready, Wait, inspect, judge
-from r2d1.errors import FormatError, Superseded
+from r2d1.errors import CheckpointError, FormatError, NameRefused, Superseded
+from r2d1.events import Teller
 from r2d1.keys import nfc
 from r2d1.sidecar import MAX_SIDECAR_BYTES, is_temporary
 from r2d1.strictjson import parse
@@ -16,6 +20,9 @@ from r2d1.transfer.hashing import digest_file
 from r2d1.transfer.lane import Lane
 
 _NAMED = ("chk_", "slot_")
+#: How often a checkpoint that is not complete is looked at, and how often what it lacks is told anew if it changes.
+_LOOK_EVERY_S, _TELL_EVERY_S = 0.2, 10.0
+_WAY_OUT = "if it is whole, write the sidecar again, or use --unordered, in Python ordered=False"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +89,80 @@ def is_ours(directory: Path, stem: str) -> bool:
 
 
 async def settle(lane: Lane, folder: Path, *, ordered: bool) -> tuple[LocalCheckpoint, Ready | Wait]:
-    """Look at one checkpoint and judge it; errors of ``inspect`` pass through."""
+    """Look at one checkpoint and judge it; errors of ``inspect`` pass through.
+
+    ``CheckpointError`` also when the sidecar lists a path that no file of a checkpoint can have.
+    """
     local = await in_thread(inspect, folder, limiter=lane.disk)
+    _refuse_impossible(local)
     try:
         sha256 = await _sha256_where_asked(lane, local)
     except Superseded as exc:
         return local, Wait(str(exc))
-    return local, judge(local, sha256, ordered=ordered)
+    return local, _judged(local, sha256, ordered=ordered)
+
+
+def _refuse_impossible(local: LocalCheckpoint) -> None:
+    for listed in local.sidecar.files or ():
+        try:
+            keys.check_path(listed.path)
+        except NameRefused as exc:
+            raise CheckpointError(
+                f"{local.folder}: no file can ever be what the sidecar's 'files' lists: {exc}; "
+                "paths there are relative to the folder"
+            ) from exc
+
+
+def _judged(local: LocalCheckpoint, sha256: dict[str, str], *, ordered: bool) -> Ready | Wait:
+    """``judge``, where a listed file that was written over after the sidecar is the next version's, not a late one."""
+    verdict = judge(local, sha256, ordered=ordered)
+    if ordered and isinstance(verdict, Wait) and not verdict.is_stale and (path := _written_over(local)):
+        reason = f"{verdict.reason}; {path!a} is newer than the sidecar: the next version is being written"
+        verdict = Wait(reason, is_stale=True)
+    if isinstance(verdict, Wait) and verdict.is_stale:
+        return replace(verdict, reason=f"{verdict.reason} ({_WAY_OUT})")
+    return verdict
+
+
+def _written_over(local: LocalCheckpoint) -> str | None:
+    """A file of another size than the sidecar says, and newer than it. One with a digest is waited for instead."""
+    sizes = {nfc(one.path): one.size for one in local.sidecar.files or () if one.size is not None and not one.sha256}
+    for file in local.files:
+        is_newer = file.identity.mtime_ns > local.sidecar_identity.mtime_ns
+        if is_newer and sizes.get(nfc(file.path), file.identity.size) != file.identity.size:
+            return file.path
+    return None
+
+
+async def until_ready(lane: Lane, folder: Path, *, ordered: bool, timeout: float) -> LocalCheckpoint:
+    """Look at a checkpoint until it may be shipped, and say at once what is waited for.
+
+    ``CheckpointError`` when ``timeout`` seconds do not make it complete, or nothing ever can.
+    """
+    why, told_at = "it was not looked at", -_TELL_EVERY_S
+    told = ""
+    with anyio.move_on_after(timeout):
+        while True:
+            try:
+                local, verdict = await settle(lane, folder, ordered=ordered)
+            except FormatError as exc:
+                verdict = Wait(str(exc))
+            else:
+                if isinstance(verdict, Ready):
+                    tell_warnings(lane.tell, local)
+                    return local
+            why, now = verdict.reason, anyio.current_time()
+            if why != told and now - told_at >= _TELL_EVERY_S:
+                lane.tell.notice("warning", f"{folder}: waiting at most {timeout:g} s, as it is not complete: {why}")
+                told, told_at = why, now
+            await anyio.sleep(_LOOK_EVERY_S)
+    raise CheckpointError(f"{folder}: not complete after {timeout:g} s: {why}")
+
+
+def tell_warnings(tell: Teller, local: LocalCheckpoint) -> None:
+    """What is odd about a checkpoint that is shipped all the same, each told once."""
+    for warning in local.warnings:
+        tell.notice("warning", f"{local.folder}: {warning}", once=f"{local.folder} {warning}")
 
 
 async def _sha256_where_asked(lane: Lane, local: LocalCheckpoint) -> dict[str, str]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
 from r2d1 import keys
-from r2d1.checkpoint import LocalCheckpoint, Wait, judge
+from r2d1.checkpoint import LocalCheckpoint, Wait, inspect, judge
 from r2d1.courier.looking import is_ours, look_at, settle
 from r2d1.errors import CheckpointError, FormatError, NameRefused, Superseded
 from r2d1.heads import read_head, read_manifest
+from r2d1.journal import Done, state_of
 from r2d1.keys import CheckpointKeys
 from r2d1.manifest import Manifest
 from r2d1.objects import ObjectStore
@@ -64,6 +65,31 @@ async def preview_directory(
         for seen in look.seen
     ]
     return _without_twins(found)
+
+
+async def not_shipped(lane: Lane, directory: Path, job_id: str, done: Mapping[str, Done]) -> list[Preview]:
+    """Preview what a directory holds that is not ``done`` (its journal's word) as it lies there.
+
+    The bucket is not asked, and nothing of what is done is read. Folders without a sidecar would wait for it.
+    """
+    look = await in_thread(look_at, directory, limiter=lane.disk)
+    if look is None:
+        return []
+    left = []
+    for seen in look.seen:
+        folder = directory / seen.stem
+        if await in_thread(is_ours, directory, seen.stem, limiter=lane.disk) and not await _is_done(lane, folder, done):
+            left.append(await preview(lane, folder, job_id))
+    bare = [Preview(directory / name, name, Outlook.WAIT, "it has no sidecar") for name in look.bare]
+    return [*_without_twins(left), *bare]
+
+
+async def _is_done(lane: Lane, folder: Path, done: Mapping[str, Done]) -> bool:
+    try:
+        local = await in_thread(inspect, folder, limiter=lane.disk)
+    except (CheckpointError, FormatError, NameRefused):
+        return False
+    return local.name in done and done[local.name].state == state_of(local)
 
 
 def _without_twins(found: Sequence[Preview]) -> list[Preview]:

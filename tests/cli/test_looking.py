@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from r2d1.testing import Fault, Gate, Hold, When
+from r2d1.testing import Answer, Fault, Gate, Hold, When
 from r2d1.testing.d1 import refused
 from tests.checkpoints import random_files, write_checkpoint
 from tests.cli.shell import answer, last_line, run, started, store_env
@@ -183,8 +183,59 @@ def test_status_tells_what_a_directory_owes(env, d1, tmp_path):
         f"{tmp_path / 'empty'}: 0 checkpoints shipped or pulled",
         "  ships under way: none",
         "  rows owed: none",
+        "  not shipped: none",
     ]
     assert list((tmp_path / "empty").iterdir()) == []
+
+
+def test_status_tells_what_a_directory_has_not_shipped(env, s3, tmp_path):
+    """What failed, what was refused by the bucket, and what nobody has shipped yet, each with what keeps it."""
+    watched = tmp_path / "w"
+    write_checkpoint(watched, "chk_3", 3, {"a.bin": b"x"}, files=["a.bin", "b.bin"])
+    write_checkpoint(watched, "chk_4", 4, {"a.bin": b"x"})
+    write_checkpoint(watched, "chk_1", 5, {"a.bin": b"written over"})
+    (watched / "chk_5").mkdir()
+    s3.faults.add(Fault(When(method="PUT"), Answer(403, "AccessDenied", "scripted"), times=None))
+    assert run("watch", watched, "--job-id", "job", "--once", "--settle-timeout", "0.1", env=env).exit_code == 1
+    said = answer(run("status", "--job-id", "job", watched, "--json", env=env))
+    assert said["journal"]["not_shipped"] == {
+        "chk_3": "the sidecar lists 'b.bin', which is not there",
+        "chk_4": "ready to be shipped",
+        "chk_1": "ready to be shipped",
+        "chk_5": "it has no sidecar",
+    }
+    lines = run("status", "--job-id", "job", watched, env=env).stdout.splitlines()
+    assert "    chk_3: the sidecar lists 'b.bin', which is not there" in lines
+
+
+@pytest.mark.parametrize("command", [["ls"], ["rm"], ["reindex"], ["gc"]], ids=" ".join)
+def test_latest_where_a_name_is_needed(command, env):
+    """No checkpoint is blamed for a name that the caller did not choose; what to do instead is said."""
+    result = run(*command, f"{JOB}/latest", env=env)
+    assert result.exit_code == 2
+    assert f"`r2d1 ls {JOB}` lists them" in last_line(result)
+    assert "slot_0" not in result.stderr
+
+
+def test_rm_of_what_is_gone(env):
+    """The first call deletes, the next says that it was deleted before, and one for a name never seen says nothing of it."""
+    rm = ("rm", f"{JOB}/chk_1")
+    first = run(*rm, env=env)
+    assert (first.stdout, last_line(first)) == ("chk_1 (epoch 1)\n", "r2d1 rm: done: 1 checkpoint deleted")
+    second = run(*rm, env=env)
+    assert (second.exit_code, second.stdout) == (0, "")
+    assert last_line(second) == "r2d1 rm: done: nothing to delete: chk_1 was deleted before"
+    assert answer(run(*rm, "--json", env=env))["removed"] == []
+    assert last_line(run("rm", f"{JOB}/chk_9", env=env)) == "r2d1 rm: done: nothing to delete"
+
+
+def test_rm_goes_on_where_a_call_was_cut(env, s3):
+    """The head says deleted and the objects are still there: the second call takes them away all the same."""
+    s3.faults.add(Fault(When(operation="DeleteObjects"), Answer(403, "AccessDenied", "scripted")))
+    assert run("rm", f"{JOB}/chk_1", env=env).exit_code == 1
+    assert s3.keys("jobs/job/chk_1/") != []
+    assert run("rm", f"{JOB}/chk_1", env=env).exit_code == 0
+    assert s3.keys("jobs/job/chk_1/") == []
 
 
 def test_status_needs_a_job_and_a_directory_that_is_there(env, tmp_path):

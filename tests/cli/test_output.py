@@ -14,8 +14,10 @@ import threading
 
 import pytest
 
+from r2d1 import Settings
 from r2d1.cli.common import Common, speaking
 from r2d1.cli.ending import Exit, of_error
+from r2d1.cli.running import Session, Stop
 from r2d1.errors import ConfigError, FlushError, MissingObjects, NameRefused, RemoteError, UriError
 from r2d1.observers import Bar, JsonLines, PlainLines
 from r2d1.testing import Answer, Fault, When
@@ -70,6 +72,32 @@ def test_settings_that_are_missing_are_listed_before_the_last_line(folder, monke
     lines = run("ship", folder, "--job-id", "job").stderr.splitlines()
     assert any("R2D1_R2_BUCKET (or R2_BUCKET)" in line for line in lines[:-1])
     assert lines[-1].startswith("r2d1 ship: failed: settings for R2 are missing (listed above). ")
+
+
+def test_a_hint_is_not_given_twice(folder, monkeypatch, tmp_path):
+    """Where the error ends with what to do, the last line says that, and nothing before it does."""
+    monkeypatch.chdir(tmp_path)
+    *before, last = run("ship", folder, "--job-id", "job").stderr.splitlines()
+    assert last.endswith("Set them in the environment or in an env file; `r2d1 secrets` shows what was found where")
+    assert not any("r2d1 secrets" in line for line in before)
+
+
+def test_a_failure_is_not_told_twice(env, folder, s3):
+    """One scan, one refusal: the line of the event has it, and the last line names the checkpoint."""
+    s3.faults.add(Fault(When(method="PUT"), Answer(403, "AccessDenied", "scripted"), times=None))
+    result = run("watch", folder.parent, "--job-id", "job", "--once", env=env)
+    assert result.exit_code == 1
+    assert result.stderr.count("403 AccessDenied") == 1
+    assert last_line(result).startswith("r2d1 watch: failed: some checkpoints are not in the bucket: job/chk_1")
+
+
+async def test_a_session_tells_once_what_is_to_be_told_once():
+    """However many parts of a command tell it."""
+    told = []
+    session = Session(Settings(), told.append, Stop(gently=False, end_now=lambda number: sys.exit(number)))
+    for _ in range(2):
+        session.tell.notice("warning", "odd", once="odd")
+    assert [event.text for event in told] == ["odd"]
 
 
 COMMANDS = [

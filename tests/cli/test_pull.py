@@ -72,6 +72,51 @@ def test_a_file_for_a_destination_is_2(env, tmp_path):
     assert run("pull", "r2://jobs/my_run/latest", "--dest", tmp_path / "file", env=env).exit_code == 2
 
 
+def newer_here(directory):
+    """What an earlier run left on this disk: a whole checkpoint that was never shipped, and one in part."""
+    write_checkpoint(directory, "chk_0050", 50, FILES)
+    write_checkpoint(directory, "chk_0041", 41, FILES)
+    write_checkpoint(directory, "chk_0060", 60, FILES, files=["missing.bin"])
+
+
+def test_a_newer_checkpoint_that_was_never_shipped_is_told(env, tmp_path):
+    """``latest`` is what the bucket has; that this disk has a newer one is a warning, until it is shipped."""
+    dest = tmp_path / "pulled"
+    newer_here(dest)
+    pull = ("pull", "r2://jobs/my_run/latest", "--dest", dest)
+    result = run(*pull, env=env)
+    assert result.exit_code == 0
+    (line,) = [line for line in result.stderr.splitlines() if "warning" in line]
+    assert "of job 'my_run', and not shipped to it from here: chk_0050 (epoch 50). " in line
+    assert f"`r2d1 watch {dest} --job-id my_run --once`" in line
+    assert run("ship", dest / "chk_0050", "--job-id", "my_run", env=env).exit_code == 0
+    assert "warning" not in run(*pull, env=env).stderr
+
+
+def test_a_fresh_start_beside_what_was_never_shipped(env, tmp_path):
+    """Nothing in the bucket, something on the disk: that is told before the run begins anew."""
+    newer_here(tmp_path / "pulled")
+    result = run("pull", "r2://jobs/other/latest", "--dest", tmp_path / "pulled", "--allow-missing", env=env)
+    assert result.exit_code == 0
+    assert "not shipped to it from here: chk_0050 (epoch 50), chk_0041 (epoch 41). " in result.stderr
+
+
+def test_the_key_of_one_object_is_no_prefix(env, tmp_path):
+    """It is told from a fresh start, and what to pull in its place is named."""
+    uri = "r2://jobs/my_run/chk_0042/checkpoint.pt"
+    result = run("pull", uri, "--dest", tmp_path / "pulled", "--allow-missing", env=env)
+    assert result.exit_code == 2
+    assert f"'{uri}' is one object, not a prefix" in last_line(result)
+    assert "'r2://jobs/my_run/chk_0042'" in last_line(result)
+
+
+def test_a_prefix_is_not_said_to_be_verified(env, tmp_path):
+    """It has no digests, and neither the help nor the last line claims so."""
+    result = run("pull", "r2://jobs/my_run/chk_0042/sub", "--dest", tmp_path / "pulled", env=env)
+    assert last_line(result).endswith("(not verified: it has no manifest)")
+    assert "no digests to verify against" in " ".join(run("pull", "--help").stdout.split())
+
+
 def test_quiet_tells_nothing_but_the_result(env, tmp_path):
     """With ``--quiet`` a good pull leaves stderr empty."""
     result = run("pull", "r2://jobs/my_run/latest", "--dest", tmp_path / "pulled", "--quiet", env=env)

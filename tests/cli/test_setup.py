@@ -26,14 +26,37 @@ def test_secrets_shows_values_masked(s3, d1):
 
 
 def test_secrets_names_what_is_missing_in_all_spellings(monkeypatch, tmp_path):
-    """Nothing set is no failure: the command shows what is missing."""
+    """What the store needs is missing: that is 2, and what is missing is shown."""
     monkeypatch.chdir(tmp_path)
     result = run("secrets")
-    assert result.exit_code == 0
+    assert result.exit_code == 2
+    assert last_line(result).startswith("r2d1 secrets: failed: R2 incomplete, D1 incomplete")
     for name in ("R2D1_R2_BUCKET", "R2_BUCKET", "AWS_SECRET_ACCESS_KEY", "R2D1_API_TOKEN", "CLOUDFLARE_API_TOKEN"):
         assert name in result.stdout
     missing = answer(run("secrets", "--json"))["missing"]
     assert [gap["names"][0] for gap in missing["D1"]] == ["R2D1_ACCOUNT_ID", "R2D1_API_TOKEN", "R2D1_D1_DATABASE_ID"]
+
+
+def test_secrets_without_d1_are_complete_enough(s3):
+    """D1 may be missing: couriers and fetchers work without."""
+    result = run("secrets", env=s3.env())
+    assert result.exit_code == 0
+    assert last_line(result) == "r2d1 secrets: done: R2 complete, D1 incomplete"
+
+
+def test_secrets_shows_what_is_none_when_asked(s3, d1):
+    """Bucket, ids and addresses in full, keys, tokens and the proxy never; without being asked nothing in full."""
+    proxy = "http://user:password-of-a-proxy@proxy.example:8080"
+    env = {**s3.env(), **d1.settings_env(), "R2D1_SESSION_TOKEN": "session-token-0123456789", "HTTPS_PROXY": proxy}
+    env["R2D1_ACCOUNT_ID"] = "ab" * 16  # the double's is its access key as well
+    shown = [env["R2D1_R2_BUCKET"], env["R2D1_R2_ENDPOINT_URL"], env["R2D1_D1_DATABASE_ID"], env["R2D1_ACCOUNT_ID"]]
+    hidden = [s3.access_key, s3.secret_key, d1.api_token, env["R2D1_SESSION_TOKEN"], proxy, "password"]
+    for more in ((), ("--json",)):
+        result = run("secrets", "--show", *more, env=env)
+        assert [value for value in shown if value not in result.stdout] == []
+        assert [value for value in hidden if value in result.stdout + result.stderr] == []
+        plain = run("secrets", *more, env=env)
+        assert [value for value in [*shown[1:], *hidden] if value in plain.stdout] == []
 
 
 def test_secrets_reads_an_env_file(tmp_path):

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
+from r2d1.testing import Fault, Gate, Hold, When
 from tests.checkpoints import files_of
-from tests.cli.shell import Ended, finished, store_env
+from tests.cli.shell import Child, Ended, finished, started, store_env
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 JOB_FILE = EXAMPLES / "bob_job.json"
@@ -55,6 +62,114 @@ def bob(home: Path, secrets: dict[str, str], epochs: int, env: dict[str, str] | 
     job |= {"command": trainer(epochs), "secrets": {**job["secrets"], **secrets}}
     (home / "bob_job.json").write_text(json.dumps(job))
     return finished("bob_job.json", env=env or {}, home=home, command=[sys.executable, str(EXAMPLES / "bob.py")])
+
+
+#: A trainer that has written a checkpoint and is in the middle of the next; told to end, it still writes that.
+TRAINS_ON = """
+import os, signal, time
+from r2d1.demo.trainer import main
+told = []
+signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+signal.alarm(90)  # an orphan of a test that failed does not stay for ever
+main(["checkpoints", "--engine", "python", "--epochs", "1"])
+print("TRAINER", os.getpid(), flush=True)
+while not told: time.sleep(0.05)
+main(["checkpoints", "--engine", "python", "--epochs", "2"])
+"""
+NEVER_ENDS = TRAINS_ON.replace("while not told:", "while True:")
+
+#: Starts a launcher of the examples with other patience: ``python -c THIS <its name> <TRAINER_S> <FLUSH_S> <arguments>``.
+HASTY = f"""
+import asyncio, json, sys
+sys.path.insert(0, {str(EXAMPLES)!r})
+name, trainer_s, flush_s, command = sys.argv[1:5]
+if name == "bob":
+    import bob as module
+    json.dump({{"job_id": "my_run", "checkpoint_dir": "checkpoints", "secrets": {{}},
+               "command": [sys.executable, "-c", command]}}, open("job.json", "w"))
+    start = lambda: module.main("job.json")
+else:
+    import launcher as module
+    start = lambda: asyncio.run(module.main("my_run", "checkpoints", [sys.executable, "-c", command]))
+module.TRAINER_S, module.FLUSH_S, module.DRAIN_S = float(trainer_s), float(flush_s), 0.2
+sys.exit(start())
+"""
+
+
+@contextmanager
+def stopped_in_training(
+    name: str,
+    env: dict[str, str],
+    home: Path,
+    *,
+    program: str = TRAINS_ON,
+    trainer_s: float = 60,
+    flush_s: float = 60,
+    gate: Gate | None = None,
+) -> Iterator[Child]:
+    """A launcher that got SIGTERM while its trainer was training; in the end the trainer must be gone.
+
+    With a gate, the first checkpoint had come that far.
+    """
+    arguments = (name, trainer_s, flush_s, program)
+    with started(*arguments, env=env, home=home, command=[sys.executable, "-c", HASTY]) as child:
+        child.wait_for("TRAINER", where="out")
+        if gate is not None:
+            gate.arrived.wait_blocking()
+        child.send(signal.SIGTERM)
+        yield child
+        (pid,) = [int(line.split()[1]) for line in child.out.splitlines() if line.startswith("TRAINER")]
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+LAUNCHERS = ("launcher", "bob")
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_machine_that_is_taken_away(name, tmp_path):
+    """SIGTERM is passed on to the trainer; what it wrote before it ended is shipped, and the code is the trainer's."""
+    with stopped_in_training(name, store_env(tmp_path), tmp_path) as child:
+        ended = child.end()
+    assert ended.exit_code == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1].endswith("chk_0001, chk_0002")
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_trainer_that_does_not_end_is_killed(name, tmp_path):
+    """It has its time; what it had written by then is shipped all the same."""
+    with stopped_in_training(name, store_env(tmp_path), tmp_path, program=NEVER_ENDS, trainer_s=0.2) as child:
+        ended = child.end()
+    assert (ended.exit_code, ended.stdout.splitlines()[-1].endswith(" chk_0001")) == (128 + 9, True), ended.stderr
+
+
+@pytest.fixture
+def gate(s3):
+    """Where the bucket keeps the weights of every checkpoint waiting; it opens in the end."""
+    gate = Gate()
+    s3.faults.add(Fault(When(operation="PutObject", key="*/model.json"), Hold(gate), times=None))
+    yield gate
+    gate.release()
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_the_flush_of_a_machine_that_is_taken_away_is_bounded(name, s3, gate, tmp_path):
+    """What does not go out in time is named, with what it was doing; no orphan stays."""
+    with stopped_in_training(name, s3.env(), tmp_path, flush_s=0.2, gate=gate) as child:
+        ended = child.end()
+    assert ended.exit_code == 1
+    assert "FlushTimeout: not finished after 0.2 s" in ended.stderr
+    assert "my_run/chk_0001 unfinished: still shipping" in ended.stderr
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_a_second_signal_stops_a_launcher_at_once(name, s3, gate, tmp_path):
+    """It does not wait for the flush; nothing of it is in the bucket for readers."""
+    with stopped_in_training(name, s3.env(), tmp_path, flush_s=3600, gate=gate) as child:
+        child.wait_for('"epoch": 2', where="out")
+        child.send(signal.SIGTERM)
+        assert child.end().exit_code != 0
+    assert s3.keys("jobs/my_run/.r2d1/heads/") == []
 
 
 def test_bob_takes_all_from_the_secrets_block(tmp_path):

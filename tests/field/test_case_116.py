@@ -7,14 +7,14 @@ from collections import Counter
 from tests.checkpoints import files_of, write_checkpoint
 from tests.remote_ends import open_courier, open_fetcher
 
-FILES = 1_500
+FILES = 600
 
 #: What a checkpoint costs beside its files: head, record, sidecar, manifest, hints, one LIST for each 1,000 objects.
 BESIDE = 16
 
 
 async def test_many_files_cost_one_request_each(s3, d1, tmp_path):
-    """1,500 files are 1,500 PUTs and a few requests more, and a handful of calls to D1; down it is one GET each."""
+    """600 files are 600 PUTs and a few requests more, and a handful of calls to D1; down it is one GET each."""
     files = {f"{n % 10}/{n:05}.bin": n.to_bytes(4, "big") * 8 for n in range(FILES)}
     folder = write_checkpoint(tmp_path / "up", "chk_1", 1, files)
     async with open_courier(s3, d1) as courier:
