@@ -38,6 +38,7 @@ class Payer:
     _is_tried: bool = True  # nothing owed, or the last attempt at what is owed failed
     _wake: anyio.Event = field(default_factory=anyio.Event)
     _known: OrderedDict[str, Manifest] = field(default_factory=OrderedDict)
+    _told: dict[str, str] = field(default_factory=dict)  # why each row is owed, as it was told last
 
     async def owe(self, folder: Folder, name: str, manifest: Manifest | None = None, prefix: str = "") -> None:
         """Remember durably that a row must be written, and have it written soon."""
@@ -95,17 +96,26 @@ class Payer:
                 await self._pay(folder, batch, names)
             except R2D1Error as error:
                 names.update(batch)
-                for name in batch:
-                    self.tell(RowOwed(folder.job_id, name, str(error)))
+                self._tell_owed(folder.job_id, batch, str(error))
                 return False
             except BaseException:
                 names.update(batch)
                 raise
+            else:
+                for name in batch:
+                    self._told.pop(f"{folder.job_id}/{name}", None)
             finally:
                 self.paying = ()
             if names:
                 self._wake.set()
         return True
+
+    def _tell_owed(self, job_id: str, names: Sequence[str], why: str) -> None:
+        """Once for each reason: it is tried again and again."""
+        for name in names:
+            if self._told.get(f"{job_id}/{name}") != why:
+                self._told[f"{job_id}/{name}"] = why
+                self.tell(RowOwed(job_id, name, why))
 
     async def _pay(self, folder: Folder, batch: Sequence[str], owed_again: Container[str]) -> None:
         if not batch:
