@@ -22,14 +22,19 @@ class Identity:
     mtime_ns: int
     ctime_ns: int
     inode: int
+    links: int = field(default=0, compare=False)
 
     @classmethod
     def of(cls, info: os.stat_result) -> Identity:
-        return cls(info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino)
+        return cls(info.st_size, info.st_mtime_ns, info.st_ctime_ns, info.st_ino, info.st_nlink)
 
     def is_like(self, other: Identity) -> bool:
         """Whether they differ in ctime at most, which a new mode, owner or link moves as well as new bytes."""
         return (self.size, self.mtime_ns, self.inode) == (other.size, other.mtime_ns, other.inode)
+
+    def is_before_unlinking(self, now: Identity) -> bool:
+        """Whether ``now`` is the same file, untouched but for links to it that were taken away."""
+        return self == now or (self.is_like(now) and now.links < self.links)
 
 
 @dataclass(frozen=True, slots=True)

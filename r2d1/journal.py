@@ -12,51 +12,18 @@ import os
 import re
 import sqlite3
 import threading
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from r2d1.checkpoint import Identity, LocalCheckpoint
 from r2d1.digest import digest_of
 from r2d1.errors import R2D1Error
-from r2d1.localstate import close_lock, open_lock, own_folder, state_directory, wait_for_lock
+from r2d1.journal_file import in_memory, open_journal, translated
+from r2d1.localstate import own_folder, state_directory
 from r2d1.objects import BodyCheck
 
-_VERSION = 1
 _NAME_END = re.compile(rb"[/\0]")
-_SCHEMA = """
-BEGIN;
-CREATE TABLE IF NOT EXISTS done (
-    scope TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL, epoch INTEGER NOT NULL,
-    prefix TEXT NOT NULL, manifest TEXT NOT NULL, origin TEXT NOT NULL, PRIMARY KEY (scope, name)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS digests (
-    path BLOB NOT NULL, part_size INTEGER NOT NULL, algorithm TEXT NOT NULL,
-    size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL, inode INTEGER NOT NULL,
-    digest TEXT NOT NULL, parts TEXT NOT NULL, PRIMARY KEY (path, part_size, algorithm)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS ships (
-    scope TEXT NOT NULL, name TEXT NOT NULL, ship TEXT NOT NULL, owner TEXT NOT NULL, state TEXT NOT NULL,
-    PRIMARY KEY (scope, name)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS sent (
-    scope TEXT NOT NULL, name TEXT NOT NULL, ship TEXT NOT NULL, path TEXT NOT NULL, entry TEXT NOT NULL,
-    PRIMARY KEY (scope, name, ship, path)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS uploads (
-    scope TEXT NOT NULL, name TEXT NOT NULL, key TEXT NOT NULL, upload_id TEXT NOT NULL,
-    part_size INTEGER NOT NULL, PRIMARY KEY (scope, name, key)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS parts (
-    scope TEXT NOT NULL, name TEXT NOT NULL, key TEXT NOT NULL, number INTEGER NOT NULL,
-    etag TEXT NOT NULL, size INTEGER NOT NULL, digest TEXT NOT NULL, checked TEXT NOT NULL,
-    PRIMARY KEY (scope, name, key, number)
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS owed (scope TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (scope, name)) WITHOUT ROWID;
-PRAGMA user_version = 1;
-COMMIT;
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +103,7 @@ class Journal:
         _make_private(directory)
         self.path = directory / "journal.db"
         self._lock = threading.Lock()
-        self._db = _open(self.path, wal)
+        self._db = open_journal(self.path, wal)
 
     @classmethod
     def of(cls, directory: Path) -> Journal:
@@ -149,13 +116,28 @@ class Journal:
             self._db.close()
 
     def _all(self, sql: str, *params: object) -> list[tuple[object, ...]]:
-        with self._lock, _translated(self.path):
+        with self._lock, translated(self.path):
             return self._db.execute(sql, params).fetchall()
 
     def _run(self, *statements: tuple[str, tuple[object, ...]]) -> None:
-        with self._lock, _translated(self.path), self._db:
+        with self._lock, translated(self.path):
+            try:
+                self._write(statements)
+            except sqlite3.OperationalError as exc:
+                if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:
+                    raise
+                self._go_on_in_memory()
+                self._write(statements)
+
+    def _write(self, statements: Sequence[tuple[str, tuple[object, ...]]]) -> None:
+        with self._db:
             for sql, params in statements:
                 self._db.execute(sql, params)
+
+    def _go_on_in_memory(self) -> None:
+        """A full disk must not keep a checkpoint from the bucket: what comes is remembered until the process ends."""
+        full, self._db = self._db, in_memory(self.path, self._db)
+        full.close()
 
     # -- what the bucket has --------------------------------------------------------------------------
 
@@ -334,62 +316,3 @@ def _make_private(directory: Path) -> None:
         own_folder(directory, mode=0o700)
     except OSError as exc:
         raise R2D1Error(f"{directory}: r2d1 cannot keep its state here: {exc.strerror}") from exc
-
-
-@contextmanager
-def _translated(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (sqlite3.Error, OSError) as exc:
-        raise R2D1Error(f"journal {path}: {exc}. It only saves work: deleting it costs nothing but time") from exc
-
-
-def _open(path: Path, wal: bool) -> sqlite3.Connection:
-    """Open a journal; one that cannot be read is put aside: it saves work and holds no truth.
-
-    Openers take turns, so that none puts aside what another has just made.
-    """
-    fd = open_lock(path.with_name(f"{path.stem}-opening.lock"))
-    try:
-        wait_for_lock(fd)
-        with _translated(path):
-            try:
-                return _connect(path, wal)
-            except sqlite3.DatabaseError as exc:
-                if isinstance(exc, sqlite3.OperationalError):
-                    raise  # locked, full or not permitted: the file itself is sound
-            _put_aside(path)
-            return _connect(path, wal)
-    finally:
-        close_lock(fd)
-
-
-def _put_aside(path: Path) -> None:
-    path.replace(path.with_suffix(".broken"))
-    for rest in ("-wal", "-shm", "-journal"):
-        path.with_name(path.name + rest).unlink(missing_ok=True)
-
-
-def _connect(path: Path, wal: bool) -> sqlite3.Connection:
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
-    db = sqlite3.connect(path, timeout=30, check_same_thread=False)
-    try:
-        is_new = not _has_tables(db)  # before anything is written to a file that may not be ours
-        db.execute(f"PRAGMA journal_mode={'WAL' if wal else 'DELETE'}")
-        db.execute("PRAGMA synchronous=NORMAL")
-        if is_new:
-            db.executescript(_SCHEMA)
-    except BaseException:
-        db.close()
-        raise
-    return db
-
-
-def _has_tables(db: sqlite3.Connection) -> bool:
-    """Whether the tables are there; ``DatabaseError`` when they are damaged or those of another version of r2d1."""
-    ((version,),) = db.execute("PRAGMA user_version")
-    ((tables,),) = db.execute("SELECT count(*) FROM sqlite_master")
-    ((verdict,),) = db.execute("PRAGMA quick_check(1)")
-    if verdict != "ok" or (tables and version != _VERSION):
-        raise sqlite3.DatabaseError(f"version {version}, {verdict}")
-    return bool(tables)

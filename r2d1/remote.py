@@ -17,7 +17,7 @@ from r2d1.objects.opening import open_store
 from r2d1.retry import Brake, RetryPolicy
 from r2d1.settings import Settings
 from r2d1.transfer.flow import Flow
-from r2d1.transfer.lane import Lane
+from r2d1.transfer.lane import Lane, most_open_files
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Remote:
 
     def lane(self, settings: Settings, tell: Teller) -> Lane:
         """What a client's transfers share; the server's push-back slows all of them."""
-        flow = Flow(fixed=settings.concurrency, most=settings.most_in_flight)
+        flow = Flow(fixed=settings.concurrency, most=min(settings.most_in_flight, most_open_files()))
         self.brake.listeners.append(flow.pushed_back)
         part_size = settings.part_size or PART_SIZE
         return Lane(self.store, tell, flow, part_size=part_size, upload_check=settings.upload_check)

@@ -45,6 +45,11 @@ _loop = _Loop()
 
 def _start_anew_in_child() -> None:
     global _loop  # noqa: PLW0603  # the one piece of global state: a child's loop is not its parent's
+    # anyio's own clean-up of the inherited portal, at the child's end, would wait for a thread that is not here.
+    # It has no public way to say so; without the attribute the child ends as anyio lets it.
+    portal = getattr(_loop.provider, "_portal", None)
+    if portal is not None:
+        portal._event_loop_thread_id = None
     _loop = _Loop()
 
 
@@ -118,6 +123,8 @@ class Courier:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if error is not None and os.getpid() != self._pid:
+            return  # a child that ends: its own error tells more than that this is not its courier
         self._leave(kind, error, traceback)
 
     def close(self) -> None:
@@ -262,6 +269,8 @@ class Fetcher:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         contexts, self._contexts, self._kept = self._contexts, [], None
+        if os.getpid() != self._pid:
+            return  # of a child: what the parent opened is the parent's to close
         for context in reversed(contexts):
             context.__exit__(None, None, None)
 

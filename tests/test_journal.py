@@ -488,3 +488,18 @@ def test_the_journal_of_a_directory_that_cannot_hold_it(tmp_path, monkeypatch):
     assert journal._all("PRAGMA journal_mode") == [("delete",)]
     journal.close()
     assert os.listdir(tmp_path / "w") == []
+
+
+def test_a_full_disk_does_not_stop_it(tmp_path, caplog):
+    """It goes on in memory, says so, and knows all it knew; the next start has what fitted on the disk."""
+    journal = Journal(tmp_path)
+    journal.record_done(SCOPE, "chk_7", DONE)
+    pages = journal._db.execute("PRAGMA page_count").fetchone()[0]
+    journal._db.execute(f"PRAGMA max_page_count={pages}")
+    for number in range(200):
+        journal.record_done(SCOPE, f"other_{number:04}", DONE)
+    assert "the disk is full" in caplog.text
+    assert journal.done(SCOPE, "chk_7") == journal.done(SCOPE, "other_0199") == DONE
+    again = reopened(journal)
+    assert again.done(SCOPE, "chk_7") == DONE
+    again.close()

@@ -34,6 +34,7 @@ setting_rules
 settings
 objects           aioboto3 aiobotocore aiohttp botocore h11 multidict yarl
 placing
+journal_file
 journal
 d1_wire
 d1                httpx

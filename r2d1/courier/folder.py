@@ -12,7 +12,7 @@ import anyio
 
 from r2d1.checkpoint import Identity, LocalCheckpoint, Wait
 from r2d1.courier.looking import Seen, is_ours, look_at, settle
-from r2d1.courier.snapshot import snapshots
+from r2d1.courier.snapshot import snapshots, take_up
 from r2d1.errors import CheckpointError, FormatError, NameRefused
 from r2d1.events import ShipFailed, Teller
 from r2d1.journal import Journal, state_of
@@ -74,6 +74,7 @@ class Entry:
     looks: int = 0
     failures: int = 0
     state: str = ""
+    is_outdated: bool = False
 
     @property
     def name(self) -> str:
@@ -112,6 +113,10 @@ class Folder:
         with closing(journal), held(where / "courier.lock", f"the directory {self.path}"):
             self.journal = journal
             try:
+                for name in await in_thread(take_up, self.path, journal, self.scope):
+                    self.tell.notice(
+                        "warning", f"{name} was taken away before it was shipped; its snapshot is put back"
+                    )
                 await in_thread(self._forget_gone, journal)
                 yield journal
             finally:
@@ -163,6 +168,7 @@ class Folder:
     async def _consider(self, seen: Seen, *, retry: bool) -> None:
         entry = self.entries.get(seen.stem)
         if entry is not None and entry.phase in (Phase.QUEUED, Phase.SHIPPING):
+            entry.is_outdated |= entry.identity != seen.identity
             return  # what changes meanwhile is noticed before the head is written
         if entry is None or entry.identity != seen.identity:
             entry = self.entries[seen.stem] = Entry(seen.stem, seen.identity, anyio.current_time())
@@ -257,6 +263,8 @@ class Folder:
 
     def done(self, entry: Entry) -> None:
         entry.phase, entry.why, entry.failures = Phase.DONE, "", 0
+        if entry.is_outdated:  # its next sidecar was seen meanwhile: a flush waits for that one too
+            entry.phase, entry.next_look = Phase.WAITING, 0.0
         if self.heads is not None:
             self.heads |= {entry.name}
         self.changed()

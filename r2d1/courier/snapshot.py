@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from r2d1.checkpoint import LocalCheckpoint, inspect
+from r2d1.checkpoint import Identity, LocalCheckpoint, inspect
 from r2d1.errors import CheckpointError, FormatError, NameRefused, Superseded
 from r2d1.journal import Done, Journal, state_of
 from r2d1.keys import STATE_DIR
-from r2d1.placing import remove_tree, state_dir
+from r2d1.localstate import own_folder
+from r2d1.placing import fsync_folder, remove_tree
 
 
 def snapshots(directory: Path) -> Path:
@@ -22,9 +23,7 @@ def pin(local: LocalCheckpoint) -> LocalCheckpoint:
 
     ``Superseded`` when a file went away meanwhile, ``CheckpointError`` where the file system has no hard links.
     """
-    state_dir(local.folder.parent)
-    home = snapshots(local.folder.parent)
-    home.mkdir(exist_ok=True)
+    home = own_folder(own_folder(local.folder.parent / STATE_DIR, mode=0o700) / "snap")
     folder = home / local.folder.name
     unpin(folder)
     try:
@@ -32,7 +31,10 @@ def pin(local: LocalCheckpoint) -> LocalCheckpoint:
         for file in local.files:
             target = folder / file.path
             target.parent.mkdir(parents=True, exist_ok=True)
-            os.link(os.path.realpath(local.folder / file.path), target)
+            source = os.path.realpath(local.folder / file.path)
+            if Identity.of(os.stat(source)) != file.identity:  # linking moves ctime: this is the last that it tells
+                raise Superseded(f"{local.folder}: changed before it was pinned: {file.path}")
+            os.link(source, target)
     except FileNotFoundError as exc:
         raise Superseded(f"{local.folder}: changed before it was pinned: {exc}") from exc
     except OSError as exc:
@@ -41,9 +43,41 @@ def pin(local: LocalCheckpoint) -> LocalCheckpoint:
     sidecar.write_bytes(local.sidecar.raw)
     os.utime(sidecar, ns=(local.sidecar_identity.mtime_ns, local.sidecar_identity.mtime_ns))
     pinned = inspect(folder)
-    if [(f.path, f.identity.size) for f in pinned.files] != [(f.path, f.identity.size) for f in local.files]:
+    if local.doubtful_in(pinned) is None:  # rewritten since it was settled, perhaps in part only
         raise Superseded(f"{local.folder}: changed before it was pinned")
     return pinned
+
+
+def take_up(directory: Path, journal: Journal, scope: str) -> list[str]:
+    """Settle what a courier that died has left pinned; returns the names of what was put back to be shipped.
+
+    A checkpoint that rotation took away meanwhile exists nowhere but here: it goes back to where it was. Of anything
+    else the trainer's folder or the bucket has it, or it was never pinned whole.
+    """
+    home, put_back = snapshots(directory), []
+    if home.is_symlink() or not home.is_dir():
+        return []
+    for folder in sorted(home.iterdir()):
+        if not folder.is_dir() or folder.is_symlink():
+            continue
+        original = directory / folder.name
+        if original.exists() or _sidecar(original).exists() or not _is_needed(folder, journal, scope):
+            unpin(folder)
+            continue
+        os.rename(folder, original)
+        os.rename(_sidecar(folder), _sidecar(original))
+        fsync_folder(directory)
+        put_back.append(folder.name)
+    return put_back
+
+
+def _is_needed(folder: Path, journal: Journal, scope: str) -> bool:
+    try:
+        pinned = inspect(folder)
+    except (CheckpointError, FormatError, NameRefused):
+        return False
+    done = journal.done(scope, pinned.name)
+    return done is None or done.state != state_of(pinned, ctime=False)
 
 
 def unpin(folder: Path) -> None:

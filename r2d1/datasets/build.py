@@ -37,8 +37,8 @@ R = TypeVar("R")
 #: What the calling process and one worker take, with their libraries and their share of text and ids.
 _BASE_MEMORY = 256 * 2**20
 _WORKER_MEMORY = 256 * 2**20
-#: About how many bytes are worth a process of their own.
-_WORTH_A_WORKER = 2**20
+#: About how many bytes are worth a process of their own: to start one costs 0.2 s of a core.
+_WORTH_A_WORKER = 8 * 2**20
 _WORKSPACE_VERSION = 1
 _NOWHERE = Space(Path())  # until the workspace is open
 

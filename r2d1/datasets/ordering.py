@@ -14,9 +14,9 @@ from typing import Self
 
 import duckdb
 
+from r2d1.datasets.workspace import KEY_COLUMNS
 from r2d1.errors import ConfigError, R2D1Error
 
-KEY_COLUMNS = ("k0", "k1", "k2", "k3")
 _KEY = ", ".join(KEY_COLUMNS)
 #: What DuckDB wants for each thread before it helps: below that, fewer threads.
 _THREAD_MEMORY = 128 * 2**20

@@ -19,11 +19,10 @@ import numpy as np
 from r2d1.datasets.decontaminate import ReferenceTable, Shingles, shingles_of, strong_hash
 from r2d1.datasets.fields import shown
 from r2d1.datasets.mixes import RowFilter, Source, TokenizerEntry
-from r2d1.datasets.ordering import KEY_COLUMNS
 from r2d1.datasets.parquet import Slice, read_batches, read_columns, string_columns, texts_of, values_of, write_columns
 from r2d1.datasets.shards import write_whole
 from r2d1.datasets.tokens import DocumentTokenizer, open_tokenizer
-from r2d1.datasets.workspace import Space
+from r2d1.datasets.workspace import KEY_COLUMNS, Space
 from r2d1.errors import FormatError
 
 if TYPE_CHECKING:

@@ -16,6 +16,9 @@ from r2d1.datasets.manifest import BuildRecord, ShardManifest
 from r2d1.datasets.shards import sync_directory, write_whole
 from r2d1.errors import ConfigError, LockHeld
 
+#: The columns that hold the 32 bytes of an order key, 8 in each. (Here, as workers need no sorting engine.)
+KEY_COLUMNS = ("k0", "k1", "k2", "k3")
+
 _INPUTS = "inputs.json"
 _LOCK = "lock"
 _FOLDERS = ("references", "table", "scan", "tokens", "plan", "marks", "set", "spill")

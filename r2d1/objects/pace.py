@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from r2d1.objects import Sink, Source
-from r2d1.tasks import pause_thread
+from r2d1.tasks import halting, pause_thread
 
 #: Seconds' worth of bytes in one step: short enough for a limit to be kept evenly, and for a pause to be short.
 _STEP_S = 0.05
@@ -30,6 +30,8 @@ class Pace:
 
     def take(self, size: int) -> None:
         """Wait until ``size`` more bytes may move. Blocks, shorter when the work is cancelled."""
+        if (halt := halting.get()) is not None and halt.called:
+            return  # it moves nothing any more: others would pay for its turns
         with self._lock:
             begin = max(self._next, time.monotonic() - _BURST_S)
             self._next = begin + size / self._limit

@@ -12,7 +12,7 @@ from r2d1.objects import Attributes, BodyCheck, ByteRange, ObjectInfo, Part
 
 Answer = Mapping[str, Any]
 
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
 _CHECK_PARAMS = {"crc64nvme": "ChecksumCRC64NVME", "md5": "ContentMD5"}
 
 #: What an S3 server always says, one of these at least. Without it somebody else is answering, and a page of a

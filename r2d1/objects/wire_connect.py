@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import errno
 import os
 import select
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import anyio
-import anyio.to_thread
 import h11
 
 from r2d1.objects.r2_errors import CHECK_NETWORK
@@ -97,10 +100,7 @@ class Addresses:
     async def _look_up(self) -> tuple[Address, ...]:
         try:
             with anyio.fail_after(CONNECT_S):
-                # Not the loop's own look-up: its executor takes no work while the interpreter drains at its end.
-                found = await anyio.to_thread.run_sync(
-                    lambda: socket.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM), abandon_on_cancel=True
-                )
+                found = await _looked_up(self._host, self._port)
         except (OSError, UnicodeError):  # TimeoutError is an OSError
             reason = f"the host name cannot be resolved: {self._host}:{self._port}"
             raise NotConnected(reason, "Check R2D1_ACCOUNT_ID, the endpoint and the network") from None
@@ -109,6 +109,35 @@ class Addresses:
     def prefer(self, address: object) -> None:
         """One that answered comes first from now on."""
         self._known = tuple(sorted(self._known, key=lambda known: known[1] != address))
+
+
+async def _looked_up(host: str, port: int) -> list[tuple[Any, ...]]:
+    """The system's resolver in a thread that nobody waits for: it may take half a minute, and cannot be stopped.
+
+    The loop's own way keeps a program from ending meanwhile, and takes no work while one drains at its end.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[list[tuple[Any, ...]]] = loop.create_future()
+
+    def settle(found: list[tuple[Any, ...]] | OSError | UnicodeError) -> None:
+        if answer.done():
+            return  # cancelled
+        if isinstance(found, list):
+            answer.set_result(found)
+        else:
+            answer.set_exception(found)
+
+    def work() -> None:
+        found: list[tuple[Any, ...]] | OSError | UnicodeError
+        try:
+            found = list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        except (OSError, UnicodeError) as exc:
+            found = exc
+        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            loop.call_soon_threadsafe(settle, found)
+
+    threading.Thread(target=work, name="r2d1 resolver", daemon=True).start()
+    return await answer
 
 
 def connect(endpoint: Endpoint, addresses: Sequence[Address], halt: Halt) -> tuple[Link, object]:
@@ -176,9 +205,12 @@ def _open_tunnel(link: Link, endpoint: Endpoint, proxy: SplitResult) -> None:
 def read_head(link: Link, protocol: h11.Connection) -> h11.Response:
     """The head of an answer; what came after it waits in ``protocol``. ``LinkBroken`` when none comes."""
     buffer = memoryview(bytearray(16 << 10))
+    deadline = time.monotonic() + link.base.idle_s
     while True:
         event = protocol.next_event()
         if event is h11.NEED_DATA:
+            if time.monotonic() >= deadline:
+                raise LinkSilent  # a head in drops, or words of comfort (1xx) without end, are no answer
             got = link.pipe.receive_into(buffer)
             if not got:
                 raise LinkBroken("the connection broke before the answer came")

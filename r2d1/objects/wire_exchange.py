@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -11,7 +13,7 @@ from r2d1.objects import Sink, Source
 from r2d1.objects.buffers import buffer
 from r2d1.objects.r2_bodies import exact_blocks
 from r2d1.objects.wire_connect import read_head
-from r2d1.objects.wire_link import CHUNK, Link, LinkBroken
+from r2d1.objects.wire_link import CHUNK, Link, LinkBroken, LinkSilent
 
 #: Heads and bodies up to this size leave together, in one packet if they fit.
 _TOGETHER = 64 << 10
@@ -59,7 +61,7 @@ def converse(link: Link, job: Job) -> Heard:
             skip, size = job.placing(heard)
             is_read = _land(link, protocol, heard, job.sink, skip, size)
         else:
-            heard.body = _held(_pieces(link, protocol))
+            heard.body = _held(_pieces(link, protocol, until=time.monotonic() + link.base.idle_s))
             is_read = not protocol.trailing_data[0]
     except h11.RemoteProtocolError as exc:
         raise LinkBroken(f"the answer is not HTTP: {exc}") from exc
@@ -98,6 +100,8 @@ def _land(link: Link, protocol: h11.Connection, heard: Heard, sink: Sink, skip: 
             skip = max(0, skip - len(piece))
             sink.write(wanted)
             heard.came += len(wanted)
+            if heard.came == size:
+                return False  # whatever else it sends, this is all that was wanted
         return not protocol.trailing_data[0]
     total = min(int(length), skip + size)
     rest, done = memoryview(protocol.trailing_data[0]), 0
@@ -130,12 +134,14 @@ def _receive(link: Link, view: memoryview) -> int:
     return got
 
 
-def _pieces(link: Link, protocol: h11.Connection) -> Iterator[bytes]:
-    """A body of unknown framing, or a small one."""
+def _pieces(link: Link, protocol: h11.Connection, *, until: float = math.inf) -> Iterator[bytes]:
+    """A body of unknown framing, or a small one, which must have come by ``until``."""
     space = buffer(_SMALL)
     while True:
         event = protocol.next_event()
         if event is h11.NEED_DATA:
+            if time.monotonic() >= until:
+                raise LinkSilent
             protocol.receive_data(bytes(space[: link.pipe.receive_into(space)]))
         elif isinstance(event, h11.Data):
             yield bytes(event.data)

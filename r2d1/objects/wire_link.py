@@ -41,6 +41,9 @@ class Pipe(Protocol):
     def send(self, view: memoryview) -> tuple[int, bool]:
         """``(bytes taken, whether the other side has said something instead of taking more)``."""
 
+    def is_silent(self) -> bool:
+        """Whether an idle connection still is one: nothing came that nobody has read, and nobody has gone."""
+
 
 class SocketPipe:
     """A connected, non-blocking socket; ``idle_s`` is the longest silence in seconds."""
@@ -140,6 +143,11 @@ class TlsPipe:
             raise LinkBroken(f"TLS: {exc.reason}") from exc
         return taken, not self._flush()
 
+    def is_silent(self) -> bool:
+        """Whether nothing of what came or should go is still held here: it would be taken for the next answer."""
+        held = self._early or self._unsent or self._goes.pending or self._came.pending or self._tls.pending()
+        return not held and self._under.is_silent()
+
     def _handshake(self) -> None:
         while True:
             try:
@@ -212,7 +220,7 @@ class Link:
 
     def is_fresh(self) -> bool:
         """Whether a kept connection may be used again."""
-        return self.base.is_silent()
+        return self.pipe.is_silent()
 
     def cut(self) -> None:
         """Wake the thread that waits on this connection; called from another one."""

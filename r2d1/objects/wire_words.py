@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode, urlsplit
@@ -77,10 +78,18 @@ def answer_of(heard: Heard) -> Answer:
         "ContentRange": headers.get("content-range"),
         "ChecksumCRC64NVME": headers.get("x-amz-checksum-crc64nvme"),
         "ETag": headers.get("etag"),
-        "LastModified": parsedate_to_datetime(modified) if modified else None,
+        "LastModified": _moment(modified),
         "Metadata": {name[len(prefix) :]: value for name, value in headers.items() if name.startswith(prefix)},
         "ResponseMetadata": {"HTTPStatusCode": heard.status},
     }
+
+
+def _moment(text: str | None) -> datetime | None:
+    """None for a date that cannot be read: nothing that was asked for depends on it."""
+    try:
+        return parsedate_to_datetime(text) if text else None
+    except (ValueError, TypeError, OverflowError):
+        return None
 
 
 def error_of(heard: Heard) -> dict[str, Any]:

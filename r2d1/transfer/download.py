@@ -14,7 +14,7 @@ from r2d1.digest import Hasher, new_hasher
 from r2d1.errors import IntegrityError, UnsafeDestination
 from r2d1.objects import ByteRange
 from r2d1.tasks import in_thread
-from r2d1.transfer.files import HELD, HeldSink, SliceSink, hash_span
+from r2d1.transfer.files import HELD, MAY_PASS, HeldSink, SliceSink, hash_span
 from r2d1.transfer.flow import Turn, spread
 from r2d1.transfer.lane import Lane
 from r2d1.transfer.plan import plan_ranges
@@ -111,6 +111,8 @@ def _opened_for(target: Path, mode: int) -> int:
     try:
         return os.open(target, mode | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as exc:
+        if exc.errno in MAY_PASS:
+            raise
         raise UnsafeDestination(f"{target}: cannot be staged here: {exc.strerror}") from exc
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -20,6 +21,10 @@ from r2d1.transfer.lane import BLOCK
 HELD = 256 << 10
 
 
+#: What opening a file may meet that says nothing of the file.
+MAY_PASS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.EINTR})
+
+
 def _nobody(size: int) -> None:
     """Who is told of moved bytes by default."""
 
@@ -27,15 +32,18 @@ def _nobody(size: int) -> None:
 def open_unchanged(path: Path, expected: Identity) -> int:
     """Open a file to be shipped; ``Superseded`` when it is not the one that was looked at.
 
-    A ctime that moved is looked into before the head is written.
+    A link to it may have been taken away meanwhile, which moves its ctime; that is looked into again before the head
+    is written. ``OSError`` when the system could not open it for reasons that may pass.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as exc:
         raise Superseded(f"{path}: deleted while the checkpoint was being shipped") from exc
     except OSError as exc:
+        if exc.errno in MAY_PASS:
+            raise OSError(exc.errno, exc.strerror, str(path)) from exc  # tried again later; the file is not to blame
         raise CheckpointError(f"{path}: cannot be read: {exc.strerror}") from exc
-    if not expected.is_like(Identity.of(os.fstat(fd))):
+    if not expected.is_before_unlinking(Identity.of(os.fstat(fd))):
         os.close(fd)
         raise Superseded(f"{path}: changed while the checkpoint was being shipped")
     return fd

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass, field
 
 import anyio
@@ -17,6 +18,12 @@ BLOCK = 1 << 20
 
 #: Threads that read, hash and write files beside those of the connections.
 _DISK_THREADS = 8
+
+
+def most_open_files() -> int:
+    """A fair part of the descriptors that this process may have: the host program and the connections need theirs."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return 1 << 16 if soft == resource.RLIM_INFINITY else max(4, soft // 8)
 
 
 @dataclass(slots=True)
@@ -43,4 +50,4 @@ class Lane:
     @property
     def files_at_once(self) -> int:
         """How many files may be open: as many as there may be turns, since each may be one piece."""
-        return self.flow.most
+        return min(self.flow.most, most_open_files())

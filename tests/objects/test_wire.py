@@ -286,3 +286,121 @@ async def test_slow_is_not_silent() -> None:
         await store.get_range("k", ByteRange(0, MIB), sink)
         assert len(sink.data) == MIB
         await store.aclose()
+
+
+# -- servers that do not keep to the rules ---------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def scripted(serve, context: ssl.SSLContext | None = None) -> AsyncIterator[R2Store]:
+    """A store before a server of a test's own, whose connections ``serve`` speaks on."""
+    ended = asyncio.Event()
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await serve(reader, writer)
+            await ended.wait()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(speak, "127.0.0.1", 0, ssl=context)
+    scheme = "https" if context else "http"
+    url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    settings = Settings(endpoint_url=url, bucket="b-b", access_key="k", secret_key=Secret("s"))
+    store = R2Store(settings, tell=Teller(None), idle_s=0.5)
+    try:
+        yield store
+    finally:
+        await store.aclose()
+        ended.set()
+        server.close()
+
+
+PLACED = {"Content_Range": f"bytes 0-999/{MIB}", "ETag": '"e"'}
+
+
+async def test_words_of_comfort_without_end_are_no_answer() -> None:
+    """A server that says 102 for ever is given up after the idle time."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"HTTP/1.1 102 Processing\r\n\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+    async with scripted(serve) as store:
+        with anyio.fail_after(30), pytest.raises(RemoteUnavailable, match="nothing moved"):
+            await store.get_range("k", ByteRange(0, 1000), Gathered())
+
+
+async def test_an_error_in_drops_is_given_up() -> None:
+    """A refusal whose text comes a byte at a time does not keep the request."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 100000\r\n\r\n")
+        while True:
+            writer.write(b"x" * 200)
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+    async with scripted(serve) as store:
+        with anyio.fail_after(30), pytest.raises(RemoteUnavailable, match="nothing moved"):
+            await store.get_range("k", ByteRange(0, 1000), Gathered())
+
+
+async def test_a_body_that_goes_on_is_left() -> None:
+    """Once all wanted bytes came, whatever a server adds to a chunked body is not waited for."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = f'HTTP/1.1 206 OK\r\nETag: "e"\r\nContent-Range: bytes 0-999/{MIB}\r\nTransfer-Encoding: chunked\r\n\r\n'
+        writer.write(head.encode() + b"3e8\r\n" + b"x" * 1000 + b"\r\n")
+
+    async with scripted(serve) as store:
+        sink = Gathered()
+        with anyio.fail_after(30):
+            await store.get_range("k", ByteRange(0, 1000), sink)
+        assert sink.data == b"x" * 1000
+
+
+async def test_a_date_that_nobody_can_read_is_no_matter() -> None:
+    """Nothing that was asked for depends on ``Last-Modified``."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(http("206 Partial Content", b"x" * 1000, Last_Modified="the day before", **PLACED))
+
+    async with scripted(serve) as store:
+        assert (await store.get_range("k", ByteRange(0, 1000), Gathered())).modified == 0.0
+
+
+async def test_what_a_server_adds_is_not_the_next_answer(tls_double: S3Double, tmp_path: Path) -> None:
+    """Bytes after an answer, decrypted together with its end, do not answer the request that follows."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "server.pem")
+    asked: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        asked.append(head.split()[0])
+        if asked[-1] == b"PUT":
+            writer.write(http("200 OK", ETag='"right"'))
+            return
+        writer.write(b'HTTP/1.1 206 OK\r\nETag: "e"\r\nContent-Range: bytes 0-999/1000\r\nContent-Length: 1000\r\n\r\n')
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        writer.write(b"y" * 1000 + http("200 OK", ETag='"stale"').replace(b"close", b"keep-alive"))
+
+    async with scripted(serve, context) as plain:
+        settings = Settings(
+            endpoint_url=plain.where.removesuffix("/b-b"),
+            bucket="b-b",
+            access_key="k",
+            secret_key=Secret("s"),
+            ca_bundle=str(tmp_path / "ca.pem"),
+        )
+        store = R2Store(settings, tell=Teller(None), idle_s=5)
+        await store.get_range("k", ByteRange(0, 1000), Gathered())
+        assert await store.put("k", Blocks(b"z")) == "right"
+        await store.aclose()
+    assert asked == [b"GET", b"PUT"]
