@@ -177,10 +177,15 @@ async def remove(remote: Remote, of: CheckpointKeys, rng: random.Random) -> Remo
         return None
     if remote.catalog is not None:
         await remote.catalog.remove(of.job_id, [of.name])
-    await drop_hint(remote.store, of, head.epoch)
+    return await _clear_away(remote.store, of, head)
+
+
+async def _clear_away(store: ObjectStore, of: CheckpointKeys, head: Head) -> Removed:
+    """Hint and objects of a checkpoint whose head says that it is deleted."""
+    await drop_hint(store, of, head.epoch)
     prefixes = tuple(prefix for prefix in (head.prefix, head.replaces) if prefix)
     for prefix in prefixes:
-        await wipe(remote.store, of, prefix)
+        await wipe(store, of, prefix)
     return Removed(of.job_id, of.name, head.epoch, prefixes)
 
 
@@ -205,12 +210,19 @@ async def drop_hint(store: ObjectStore, of: CheckpointKeys, epoch: int) -> None:
 
 
 async def remove_after(remote: Remote, job_id: str, epoch: int, rng: random.Random) -> list[Removed]:
-    """Delete every checkpoint of a job with a higher epoch: the end of a timeline that was given up."""
-    removed = []
+    """Delete every checkpoint of a job with a higher epoch: the end of a timeline that was given up.
+
+    In the order of ``remove``, but all rows at once: D1 takes few calls a second.
+    """
+    marked, news = list[tuple[CheckpointKeys, Head]](), set[str]()
     for of in [of async for of in list_heads(remote.store, job_id)]:
         stored = await read_head(remote.store, of)
         if stored is not None and stored.value.epoch > epoch:
-            done = await remove(remote, of, rng)
-            if done is not None and not stored.value.deleted:
-                removed.append(done)
-    return removed
+            head = await _mark_deleted(remote.store, of, rng)
+            if head is not None:
+                marked.append((of, head))
+                news |= set() if stored.value.deleted else {of.name}
+    if marked and remote.catalog is not None:
+        await remote.catalog.remove(job_id, [of.name for of, _ in marked])
+    removed = [await _clear_away(remote.store, of, head) for of, head in marked]
+    return [one for one in removed if one.name in news]

@@ -129,11 +129,12 @@ async def test_every_call_fails_in_turn(s3, d1, tmp_path, everything):
     assert all(FORBIDDEN.search(value) for value in carried)  # so the pattern finds what it is to find
     failures = itertools.cycle(FAILURES)
     for nth in range(1, s3_calls + 1):
+        asyncio.get_running_loop().set_debug(nth % 4 == 0)  # it says more, and doubles the time
         s3.faults.clear()
         s3.faults.add(Fault(When(nth=nth), next(failures)))
         texts.append(await ship_and_pull(s3, d1, folder, f"job-{nth}", tmp_path / "down"))
     s3.faults.clear()
-    asyncio.get_running_loop().set_debug(False)  # it doubles the time, and has said what it says
+    asyncio.get_running_loop().set_debug(False)
     for number, failure in enumerate(D1_FAILURES):
         d1._script.clear()
         d1.script(*[None] * (number % d1_calls), failure)

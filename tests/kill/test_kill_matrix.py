@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from r2d1 import Courier, Settings
 from r2d1.catalog import DDL
 from r2d1.digest import digest_of
 from r2d1.manifest import decode_manifest
@@ -25,6 +26,7 @@ from r2d1.testing.rules import Rules
 
 CHILD = Path(__file__).with_name("courier_child.py")
 PART = 5 * 2**20
+IN_FLIGHT = 3  # as in the child
 FILES = {"big.bin": 2 * PART + 12345, "small.bin": 20_000, "sub/.empty": 0}
 PREFIX = "jobs/job/chk_0001"
 HEAD = "jobs/job/.r2d1/heads/chk_0001.json"
@@ -53,9 +55,13 @@ class Scene:
         self.killed.set()
 
     def finish(self) -> None:
-        child = self.start()
-        _, errors = child.communicate(timeout=60)
-        assert child.returncode == 0, errors.decode()
+        """The next start: a courier that knows nothing but what is on the disk and in the bucket."""
+        settings = Settings.from_env(
+            environ={**self.s3.env(), **self.d1.settings_env()}, part_size=PART, concurrency=IN_FLIGHT
+        )
+        with Courier(settings) as courier:
+            courier.watch(self.root / "w", job_id="job")
+            courier.flush(timeout=60)
 
     def sent(self) -> int:
         return sum(count.received for count in self.s3.log.counts().values())
@@ -99,7 +105,7 @@ def run_killed(scene: Scene) -> None:
     scene.s3.faults.clear()
     scene.finish()
     check_end(scene)
-    in_flight = 3 * PART
+    in_flight = IN_FLIGHT * PART
     assert scene.sent() <= sum(FILES.values()) + in_flight + 100_000, "more was sent again than was in flight"
 
 
