@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks import tools
+from benchmarks.datasets import datasets
 from benchmarks.measure import Bench, Failed
 from benchmarks.own import own
 from benchmarks.peers import Peer, everyone
@@ -32,7 +33,7 @@ _NEEDED = {False: 13 << 30, True: 1 << 30}
 
 def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers end and folders go
-    scenarios = {each.name: each for each in (*transfers(), *own())}
+    scenarios = {each.name: each for each in (*transfers(), *own(), *datasets())}
     options = _options(scenarios)
     if options.report:
         _write(Store.read(options.out / "results.jsonl"), scenarios, options, ["as read from results.jsonl"])

@@ -17,8 +17,17 @@ import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from r2d1.datasets import BuildOptions, DocumentError, build_mix, build_mix_async, parse_registry, verify_shard_set
+from r2d1.datasets import (
+    BuildOptions,
+    DocumentError,
+    build,
+    build_mix,
+    build_mix_async,
+    parse_registry,
+    verify_shard_set,
+)
 from r2d1.datasets.stages import order_key
+from r2d1.datasets.workers import Workers
 from r2d1.errors import ConfigError, FormatError, IntegrityError, LockHeld
 from tests.datasets import naive
 from tests.datasets.making import GOLDEN, files_of, mix, registry, sha, source, write_parquet, write_registry
@@ -54,6 +63,26 @@ def test_golden_sets_byte_for_byte(tmp_path, name, cache, workers):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
     assert report.unicode_version
     assert report.tokenizers_version
+
+
+@pytest.mark.parametrize(("size", "processes"), [(2**20, 1), (17 * 2**20, 3)])
+def test_a_process_is_started_for_work_that_is_worth_it(tmp_path, monkeypatch, size, processes):
+    """A stage has a process for each 8 MiB or part of them, as one that starts costs as much as reading them."""
+    counts = []
+
+    class Counted(Workers):
+        def __init__(self, count, *, threads):
+            counts.append(count)
+            super().__init__(1)
+
+    monkeypatch.setattr(build, "Workers", Counted)
+    for number in range(4):
+        write_parquet(tmp_path / "cache" / "prose" / f"{number}.parquet", {"text": [chr(97 + number) * (size // 4)]})
+    path = write_registry(tmp_path / "registry.json", mixes={"m": mix(seq_len=1023)})
+    options = BuildOptions(unit=1, samples_per_shard=2**12, workers=4)
+    build_mix("m", out=tmp_path / "out", cache=tmp_path / "cache", registry=path, options=options)
+    references, scan, tokenize, _ = counts
+    assert (references, scan, tokenize) == (1, processes, processes)
 
 
 def test_a_registry_in_another_order_gives_the_same_bytes(tmp_path):
