@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sized
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sized
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import TypeVar, TypeVarTuple
 
@@ -125,6 +125,17 @@ async def in_stoppable_thread(
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(ended.wait)
         raise
+
+
+@asynccontextmanager
+async def entered(manager: AbstractContextManager[T]) -> AsyncIterator[T]:
+    """A context manager that touches the disk, entered and left in worker threads; leaving is not cut short."""
+    value = await in_thread(manager.__enter__)
+    try:
+        yield value
+    finally:
+        with anyio.CancelScope(shield=True):
+            await in_thread(manager.__exit__, None, None, None)
 
 
 @contextmanager

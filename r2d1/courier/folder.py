@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -110,7 +110,8 @@ class Folder:
         """Hold the directory's lock and journal; ``LockHeld`` when another courier on this host has it."""
         where, wal = await in_thread(state_directory, self.path)
         journal = await in_thread(lambda: Journal(where, wal=wal))
-        with closing(journal), held(where / "courier.lock", f"the directory {self.path}"):
+        with closing(journal), ExitStack() as lock:  # freed at once, come what may: by the kernel if need be
+            await in_thread(lock.enter_context, held(where / "courier.lock", f"the directory {self.path}"))
             self.journal = journal
             try:
                 for name in await in_thread(take_up, self.path, journal, self.scope):
@@ -121,6 +122,8 @@ class Folder:
                 yield journal
             finally:
                 self.journal = None
+                with anyio.CancelScope(shield=True):
+                    await in_thread(journal.close)
 
     def rouse(self) -> None:
         """Have the directory looked at now."""

@@ -14,7 +14,7 @@ from r2d1.events import BytesMoved, PullStarted
 from r2d1.fetcher.bringing import Brought
 from r2d1.journal import Journal
 from r2d1.objects import ObjectInfo, ObjectStore
-from r2d1.tasks import in_thread, run_bounded
+from r2d1.tasks import entered, in_thread, run_bounded
 from r2d1.transfer.download import Wanted, fetch_file
 from r2d1.transfer.lane import Lane
 
@@ -51,7 +51,7 @@ async def bring_prefix(
     label = "prefix-" + digest_of(prefix.encode()).rpartition(":")[2][:16]
     async with placing.locked(dest, label):
         journal = await in_thread(Journal.of, dest)
-        with closing(journal):
+        async with entered(closing(journal)):
             todo = [one for one in wanted if force or not await in_thread(_is_there, journal, lane, dest, one)]
             if not todo:
                 return Brought(is_cached=True)

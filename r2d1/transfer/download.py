@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import anyio
+
 from r2d1 import keys
 from r2d1.digest import Hasher, new_hasher
 from r2d1.errors import IntegrityError, UnsafeDestination
@@ -104,7 +106,8 @@ async def _staged(target: Path, size: int, lane: Lane) -> AsyncIterator[tuple[in
     try:
         yield fd, is_new
     finally:
-        os.close(fd)
+        with anyio.CancelScope(shield=True):
+            await in_thread(os.close, fd)
 
 
 def _opened_for(target: Path, mode: int) -> int:

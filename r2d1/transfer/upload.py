@@ -97,7 +97,8 @@ async def _opened(path: Path, identity: Identity, lane: Lane) -> AsyncIterator[i
     try:
         yield fd
     finally:
-        os.close(fd)
+        with anyio.CancelScope(shield=True):
+            await in_thread(os.close, fd)
 
 
 def _check_unchanged(fd: int, path: Path, expected: Identity) -> None:
