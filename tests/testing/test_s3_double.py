@@ -737,10 +737,10 @@ def test_trickle_and_delay_take_their_time(double: S3Double, caller: Caller) -> 
     double.faults.add(Fault(When(), Trickle(bytes_per_s=200)), Fault(When(), Delay(0.1)))
     began = time.monotonic()
     assert caller.get("a").body == b"x" * 20
-    assert time.monotonic() - began >= 0.1
+    assert time.monotonic() - began >= 0.09  # a loop's timer may be a tick early
     began = time.monotonic()
     caller.get("a")
-    assert time.monotonic() - began >= 0.1
+    assert time.monotonic() - began >= 0.09  # a loop's timer may be a tick early
 
 
 def test_throttle_limits_both_directions(double: S3Double, caller: Caller) -> None:
@@ -749,7 +749,7 @@ def test_throttle_limits_both_directions(double: S3Double, caller: Caller) -> No
     began = time.monotonic()
     caller.put("a", b"x" * 100_000)
     caller.get("a")
-    assert time.monotonic() - began >= 0.1
+    assert time.monotonic() - began >= 0.09  # a loop's timer may be a tick early
 
 
 def test_rewritten_headers(double: S3Double, caller: Caller) -> None:
