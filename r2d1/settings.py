@@ -218,8 +218,10 @@ class Settings:
 
     @property
     def most_in_flight(self) -> int:
-        """Pieces in flight at most."""
-        return self.concurrency or (MOST if self.transport == "wire" else MOST_THROUGH_AIOBOTO3)
+        """Pieces in flight at most. A disk gains nothing from more than a few."""
+        if self.concurrency is not None or self.store_url is not None:
+            return self.in_flight
+        return MOST if self.transport == "wire" else MOST_THROUGH_AIOBOTO3
 
     def ssl_context(self) -> ssl.SSLContext:
         """A verifying TLS context for every client, made anew; it reads files, so call it in a worker thread.
