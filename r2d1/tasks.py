@@ -32,19 +32,27 @@ async def in_thread(func: Callable[[*Ts], R], *args: *Ts, limiter: anyio.Capacit
         await anyio.lowlevel.checkpoint()
         hook(func)
         return func(*args)
+    return await _attended(lambda: func(*args), limiter)
+
+
+async def _attended(work: Callable[[], R], limiter: anyio.CapacityLimiter | None, halt: Halt | None = None) -> R:
+    """Run ``work`` in a thread that never outlives the call; a ``halt`` is called when that is cancelled."""
     claim, ended = threading.Lock(), threading.Event()
 
-    def work() -> R:
-        if not claim.acquire(blocking=False):  # never released: whoever is first decides whether the function runs
+    def run() -> R:
+        if not claim.acquire(blocking=False):  # never released: whoever is first decides whether the work runs
             raise RuntimeError("cancelled before it began")
+        halting.set(halt)  # in a copy of the caller's context
         try:
-            return func(*args)
+            return work()
         finally:
             ended.set()
 
     try:
-        return await anyio.to_thread.run_sync(work, limiter=limiter)
+        return await anyio.to_thread.run_sync(run, limiter=limiter, abandon_on_cancel=halt is not None)
     except anyio.get_cancelled_exc_class():
+        if halt is not None:
+            halt.call()
         if not claim.acquire(blocking=False):
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(ended.wait)
@@ -106,25 +114,8 @@ async def in_stoppable_thread(
 
     The function must end soon after that. Its result is lost then, so it may not be something to close.
     """
-    halt, claim, ended = Halt(), threading.Lock(), threading.Event()
-
-    def work() -> R:
-        if not claim.acquire(blocking=False):
-            raise RuntimeError("cancelled before it began")
-        halting.set(halt)  # in a copy of the caller's context
-        try:
-            return func(halt, *args)
-        finally:
-            ended.set()
-
-    try:
-        return await anyio.to_thread.run_sync(work, limiter=limiter, abandon_on_cancel=True)
-    except anyio.get_cancelled_exc_class():
-        halt.call()
-        if not claim.acquire(blocking=False):
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(ended.wait)
-        raise
+    halt = Halt()
+    return await _attended(lambda: func(halt, *args), limiter, halt)
 
 
 @asynccontextmanager

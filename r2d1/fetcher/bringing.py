@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from r2d1.legacy import Legacy
 from r2d1.manifest import FileEntry, Manifest
 from r2d1.objects import ObjectStore
 from r2d1.sidecar import MAX_SIDECAR_BYTES
-from r2d1.tasks import in_thread, run_bounded
+from r2d1.tasks import entered, in_thread, run_bounded
 from r2d1.transfer.download import Wanted, fetch_file
 from r2d1.transfer.hashing import digest_file
 from r2d1.transfer.lane import Lane
@@ -113,14 +114,13 @@ async def bring(lane: Lane, job: Bringing, *, force: bool) -> Brought:
     bucket has changed, ``NoSpace`` before the first byte, ``UnsafeDestination``, ``NameRefused``.
     """
     await in_thread(keys.check_paths, [wanted.path for wanted in job.wanted])
-    async with placing.locked(job.root, f"pull-{job.of.name}"):
-        journal = await in_thread(Journal.of, job.root)
-        try:
-            if not force and await _is_there(lane, job, journal):
-                return Brought(is_cached=True)
-            return await _fetch_and_place(lane, job, journal)
-        finally:
-            await in_thread(journal.close)
+    async with (
+        placing.locked(job.root, f"pull-{job.of.name}"),
+        entered(closing(await in_thread(Journal.of, job.root))) as journal,
+    ):
+        if not force and await _is_there(lane, job, journal):
+            return Brought(is_cached=True)
+        return await _fetch_and_place(lane, job, journal)
 
 
 async def _is_there(lane: Lane, job: Bringing, journal: Journal) -> bool:

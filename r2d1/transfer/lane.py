@@ -15,7 +15,6 @@ from r2d1.transfer.flow import Flow
 #: How much of a file is read, hashed or written by one call in a worker thread.
 BLOCK = 1 << 20
 
-
 #: Threads that read, hash and write files beside those of the connections.
 _DISK_THREADS = 8
 
