@@ -1,6 +1,6 @@
 """Run a trainer with its checkpoints shipped: pull the newest one, watch, train in a child process, flush.
 
-    python launcher.py my_run ./checkpoints -- python train.py ./checkpoints
+    python launcher.py my_run ./checkpoints -- python -m r2d1.demo.trainer ./checkpoints
 
 The trainer sees the directory alone. Settings come from the environment (`r2d1 secrets` shows them). SIGTERM (the
 machine is being taken away) or Ctrl-C ends the trainer and ships what it wrote, in half a minute at most; a second
@@ -59,5 +59,7 @@ async def end_of(trainer: asyncio.subprocess.Process, stopped: asyncio.Event) ->
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 5:
+        sys.exit("usage: python launcher.py JOB_ID DIRECTORY -- COMMAND ...")
     job, directory, dashes, *trainer_command = sys.argv[1:]
     sys.exit(asyncio.run(main(job, directory, trainer_command)))

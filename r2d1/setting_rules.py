@@ -24,6 +24,9 @@ TRANSPORTS = ("wire", "aioboto3")
 #: Requests in flight at first, and at most where their number finds itself; aiohttp holds more in memory for each.
 START, MOST, MOST_THROUGH_AIOBOTO3 = 8, 128, 32
 
+#: Bytes a second that one stream carries at least, where a bandwidth limit is to be filled by few of them.
+STREAM = 8 << 20
+
 #: A rule gives what is wrong with a text, or nothing.
 Rule = Callable[[str], str]
 

@@ -17,6 +17,7 @@ from r2d1.setting_rules import (
     MOST_THROUGH_AIOBOTO3,
     R2_HOST,
     START,
+    STREAM,
     is_account_id,
     is_database_id,
     is_loopback,
@@ -221,7 +222,11 @@ class Settings:
         """Pieces in flight at most. A disk gains nothing from more than a few."""
         if self.concurrency is not None or self.store_url is not None:
             return self.in_flight
-        return MOST if self.transport == "wire" else MOST_THROUGH_AIOBOTO3
+        most = MOST if self.transport == "wire" else MOST_THROUGH_AIOBOTO3
+        if self.bandwidth_limit is None:
+            return most
+        # As many as fill the limit: were it shared by more, none would be done for long, and a stop would lose all.
+        return min(most, max(2, -(-self.bandwidth_limit // STREAM)))
 
     def ssl_context(self) -> ssl.SSLContext:
         """A verifying TLS context for every client, made anew; it reads files, so call it in a worker thread.
@@ -266,6 +271,8 @@ class Settings:
     def _store_notices(self) -> Iterator[str]:
         if self.store_url and (self.bucket or self.access_key):
             yield f"{_name_of('store_url', self.origins)} is set: the store is a directory, and R2 and D1 are not used"
+        if self.store_url and self.bandwidth_limit:
+            yield "bandwidth_limit holds for R2: a directory is not slowed down"
         if not self.store_url and not self.endpoint_url and (hint := self.hint_for("account_id")):
             yield hint
 

@@ -777,3 +777,17 @@ def test_importing_settings_is_cheap() -> None:
     code = f"import sys, r2d1.settings; print([name for name in {heavy!r} if name in sys.modules])"
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert seen.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"), [(1, 2), (4 << 20, 2), (30 << 20, 4), (100 << 20, 13), (10 << 30, 128), (None, 128)]
+)
+def test_a_bandwidth_limit_is_filled_by_few(limit, most):
+    """Pieces that share a small limit among many would all be half done when the transfer is stopped."""
+    assert Settings.from_env(environ={}, bandwidth_limit=limit).most_in_flight == most
+    assert Settings.from_env(environ={}, bandwidth_limit=limit, concurrency=5).most_in_flight == 5
+
+
+def test_a_directory_is_not_slowed_and_that_is_said(tmp_path):
+    settings = Settings.from_env(environ={"R2D1_STORE_URL": tmp_path.as_uri()}, bandwidth_limit=1 << 20)
+    assert any("bandwidth_limit holds for R2" in notice for notice in settings.notices())

@@ -103,8 +103,8 @@ def rm(common: Common, *, uri: str, after: int | None) -> None:
     """Delete a checkpoint, or the end of a timeline that was given up.
 
     The end is every checkpoint of an epoch above --after. The head is marked first, so that readers see it gone at
-    once; a call that was cut is simply made again. Local files are not touched, and checkpoints of r2d1 0.2 never
-    deleted.
+    once; a call that was cut is simply made again. Local files are not touched (`r2d1 ship` sends
+    one again, `watch` does not as long as it is unchanged), and checkpoints of r2d1 0.2 never deleted.
     """
 
     async def verb(session: Session) -> Result:

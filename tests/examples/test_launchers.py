@@ -188,7 +188,7 @@ def test_bob_wrote_the_rows(s3, d1, tmp_path):
     """The orchestrator's query, word for word, finds the newest epoch."""
     assert bob(tmp_path, {**s3.env(), **d1.settings_env()}, 2).exit_code == 0
     sql = "SELECT epoch, timestamp FROM checkpoints\nWHERE job_id = ? ORDER BY epoch DESC LIMIT 1;"
-    (row,) = d1.sql(sql, ["my_run"])
+    (row,) = d1.sql(sql, ["bobs_run"])
     assert row["epoch"] == 2
 
 
