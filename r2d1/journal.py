@@ -14,6 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 from r2d1.checkpoint import Identity, LocalCheckpoint
@@ -67,7 +68,10 @@ class StoredUpload:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A file that a ship has sent: its path there and what is remembered of it, its path here and its digests."""
+    """A file that a ship has sent: its path there and what is remembered of it, its path here and its digests.
+
+    ``joined`` is the key of the upload that it was joined from, which is over.
+    """
 
     path: str
     entry: str
@@ -76,6 +80,7 @@ class Sent:
     part_size: int
     digest: str
     parts: tuple[str, ...]
+    joined: str | None = None
 
 
 def scope_of(where: str, job_id: str) -> str:
@@ -228,9 +233,10 @@ class Journal:
         return {str(path): str(entry) for path, entry in rows}
 
     def record_sent(self, scope: str, name: str, ship: str, files: Sequence[Sent]) -> None:
-        """Remember files that a ship has sent, and their digests, at once."""
+        """Remember files that a ship has sent, and their digests, and forget their uploads, all at once."""
         sent = "INSERT OR REPLACE INTO sent VALUES (?,?,?,?,?)"
         self._run(
+            *chain.from_iterable(_forget_upload(scope, name, file.joined) for file in files if file.joined),
             *((sent, (scope, name, ship, file.path, file.entry)) for file in files),
             *(_digest_row(file.local, file.identity, file.part_size, file.digest, file.parts) for file in files),
         )
@@ -256,10 +262,7 @@ class Journal:
         self._run(("INSERT OR REPLACE INTO parts VALUES (?,?,?,?,?,?,?,?)", values))
 
     def forget_upload(self, scope: str, name: str, key: str) -> None:
-        self._run(
-            ("DELETE FROM parts WHERE scope=? AND name=? AND key=?", (scope, name, key)),
-            ("DELETE FROM uploads WHERE scope=? AND name=? AND key=?", (scope, name, key)),
-        )
+        self._run(*_forget_upload(scope, name, key))
 
     def forget_uploads(self, scope: str, name: str) -> None:
         """Drop all uploads of a ship that was given up."""
@@ -275,6 +278,11 @@ class Journal:
 
     def owed(self, scope: str) -> list[str]:
         return [str(row[0]) for row in self._all("SELECT name FROM owed WHERE scope=? ORDER BY name", scope)]
+
+
+def _forget_upload(scope: str, name: str, key: str) -> Sequence[tuple[str, tuple[object, ...]]]:
+    where = (scope, name, key)
+    return [(f"DELETE FROM {table} WHERE scope=? AND name=? AND key=?", where) for table in ("parts", "uploads")]  # noqa: S608 - ours
 
 
 def _digest_row(

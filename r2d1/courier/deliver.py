@@ -318,8 +318,9 @@ class _Log:
     async def record_sent(self, file: LocalFile, entry: FileEntry) -> None:
         text = json.dumps(entry.to_fields())
         path = self._job.local.folder / file.path
+        joined = f"{self._ship.prefix}/{file.key}" if entry.parts else None
         self._unwritten.append(
-            Sent(file.path, text, path, file.identity, entry.part_size, entry.digest, tuple(entry.parts))
+            Sent(file.path, text, path, file.identity, entry.part_size, entry.digest, tuple(entry.parts), joined)
         )
         async with self._writing:  # whoever has its turn writes for all who wait
             batch, self._unwritten = self._unwritten, []

@@ -54,7 +54,8 @@ class UploadLog(Protocol):
     async def sent_file(self, file: LocalFile) -> FileEntry | None:
         """The entry of a file this ship has sent already, from bytes that are still there unchanged."""
 
-    async def record_sent(self, file: LocalFile, entry: FileEntry) -> None: ...
+    async def record_sent(self, file: LocalFile, entry: FileEntry) -> None:
+        """Remember the file, and forget its upload in the same stroke: a crash leaves one or the other."""
 
     async def open_file(self, file: LocalFile) -> OpenFile | None:
         """The upload begun for this file in this state, or None."""
@@ -190,6 +191,8 @@ async def _still_there(job: _Sending, known: OpenFile) -> OpenFile | None:
     except NotSupported:
         return known
     except UploadNotFound:
+        if known.parts and await _completed_all_the_same(job, [one.part for one in known.parts]) is not None:
+            return known  # the process died between Complete and its record
         await job.log.forget_open(known.key)
         return None
     kept = tuple(one for one in known.parts if _is_same(listed.get(one.part.number), one.part))
@@ -251,7 +254,6 @@ async def _complete(job: _Sending, upload: OpenFile, parts: list[Part]) -> str:
             if etag is None and not left:
                 raise  # the journal keeps upload and parts for the next time
         if etag is not None:
-            await job.log.forget_open(job.key)
             return etag
     raise AssertionError("unreachable")
 

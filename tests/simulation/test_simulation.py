@@ -27,6 +27,8 @@ async def live(world: World) -> None:
     first = Trainer(world, world.root / "machine-0")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(read_now_and_then, world)
+        if world.rng.random() < 0.2:
+            tasks.start_soon(clean_up_under_way, world)
         last = await live_through(world, first)
         if world.rng.random() < 0.3:
             await remove_one(world, last)
@@ -59,23 +61,24 @@ async def live_on(world: World, trainer: Trainer, lives: int) -> None:
     for _ in range(lives):
         async with world.process(crash_after=rng.choice([None, rng.randint(5, 300)])) as process:
             try:
-                async with world.courier(process, trainer.directory, **watch_options(rng)):
+                async with world.courier(process, trainer.directory, **watch_options(world, trainer)):
                     for _ in range(rng.randint(1, 3)):
-                        trainer.save()
+                        await trainer.save()
                         if rng.random() < 0.2:
                             trainer.rotate()
                         await anyio.sleep(rng.random() * 8)
             except FlushError as error:  # what was rotated away before it could be shipped, and the store's faults
                 assert not error.unfinished or world.faults_per_request
         if rng.random() < 0.3:
-            trainer.save()  # while the courier is down
+            await trainer.save()  # while the courier is down
 
 
-def watch_options(rng: random.Random) -> dict[str, object]:
-    return {
-        "newest_first": rng.random() < 0.2,
-        "snapshot": "hardlink" if rng.random() < 0.2 else None,
-    }
+def watch_options(world: World, trainer: Trainer) -> dict[str, object]:
+    """A restart may bring another setting; other links make other states, so what was under way is sent anew."""
+    if world.rng.random() < 0.1:
+        trainer.snapshot = "hardlink" if trainer.snapshot is None else None
+        world.counts.sent_again += world.written()
+    return {"newest_first": world.rng.random() < 0.2, "snapshot": trainer.snapshot}
 
 
 async def resume(world: World, trainer: Trainer) -> None:
@@ -93,19 +96,38 @@ async def resume(world: World, trainer: Trainer) -> None:
 
 
 async def read_now_and_then(world: World) -> None:
-    """A reader elsewhere, who may crash as well: what it pulls is some whole version, and never an older one."""
+    """A reader elsewhere, who may crash as well: what it pulls is some whole version, and never an older one.
+
+    Older than what it, or anybody, could have had when it began; an operator's ``rm`` alone may turn latest back.
+    """
     rng = random.Random(world.seed)
     while True:
         await anyio.sleep(rng.random() * 20)
         async with world.process(crash_after=rng.choice([None, 40])) as process:
+            removals = len(world.removed)
+            floor = max((head["epoch"] for head in world.live_heads()), default=-1)
             try:
                 pulled = await world.pull(process, f"r2://jobs/{JOB}/latest", world.root / "reader")
             except R2D1Error:
                 continue
             if pulled is not None:
                 world.check_pulled(pulled)
-                assert pulled[1] >= world.latest_epoch, "latest went backwards"
-                world.latest_epoch = pulled[1]
+            if removals == len(world.removed):
+                assert (pulled[1] if pulled else -1) >= floor, "latest went backwards"
+
+
+async def clean_up_under_way(world: World) -> None:
+    """A week passes in the bucket in one moment: its uploads expire, and gc takes for dead what is still being sent."""
+    rng = random.Random(world.seed + 1)
+    for _ in range(rng.randint(1, 6)):
+        await anyio.sleep(rng.random() * 6)
+        world.days += 8
+        world.counts.sent_again += world.written()
+        async with world.process(crash_after=rng.choice([None, 20])) as process:
+            try:
+                await gc.collect(world.remote(process).store, JOB, Teller(None), rng, delete=True)
+            except R2D1Error:
+                continue
 
 
 async def remove_one(world: World, trainers: list[Trainer]) -> None:
@@ -113,7 +135,6 @@ async def remove_one(world: World, trainers: list[Trainer]) -> None:
     name = world.rng.choice(trainers[0].names or ["chk_9999"])
     for trainer in trainers:
         trainer.delete(name)
-    world.latest_epoch = -1
     world.removed.add(name)
     async with world.process(crash_after=world.rng.choice([None, 10])) as process:
         try:
@@ -124,7 +145,11 @@ async def remove_one(world: World, trainers: list[Trainer]) -> None:
 
 async def settle(world: World, trainer: Trainer) -> None:
     """A last courier without faults brings everything home."""
-    async with world.process() as process, world.courier(process, trainer.directory) as courier:
+    async with (
+        world.process() as process,
+        world.courier(process, trainer.directory, snapshot=trainer.snapshot) as courier,
+    ):
+        await trainer.finish()
         await courier.flush(timeout=7200)
 
 
@@ -144,10 +169,12 @@ async def check_end(world: World, trainers: list[Trainer]) -> None:
             world.check_pulled(pulled)
             if len(trainers) == 1:
                 assert pulled == (name, local["epoch"], files_of(trainer.directory / name))
-    for name, row in rows.items():
-        if name not in world.removed:
-            head = world.head(str(name))
-            assert (row["epoch"], row["r2_prefix"]) == (head["epoch"], head["prefix"])
+    heads = {head["name"]: (head["epoch"], head["prefix"]) for head in world.live_heads()}
+    told = {str(name): (row["epoch"], row["r2_prefix"]) for name, row in rows.items()}
+    assert told.keys() - world.removed == heads.keys() - world.removed, "rows and heads name other checkpoints"
+    for name in heads.keys() - world.removed:
+        assert told[name] == heads[name], f"{name}: its row is not that of its head"
+    assert world.counts.sent <= world.written() + world.counts.sent_again, "too much was sent again"
     await check_garbage(world)
 
 

@@ -35,8 +35,10 @@ from r2d1.testing.d1_rules import D1Rules
 from r2d1.testing.memory import MemoryStore
 from r2d1.testing.model_catalog import ModelCatalog
 from r2d1.testing.rules import Rules
+from r2d1.testing.stored import StoredObject
 
 JOB = "job"
+AT_ONCE = 2  # parts in flight of a courier
 PART = 64  # bytes a part: many parts without many bytes
 
 
@@ -78,6 +80,8 @@ class Counts:
     faults: int = 0
     crashes: int = 0
     pulls: int = 0
+    sent: int = 0  # bytes of checkpoints' files, refused ones too
+    sent_again: int = 0  # bytes that may have to be sent a second time for what was injected
 
 
 @dataclass(slots=True)
@@ -92,15 +96,17 @@ class World:
     d1: D1Rules = field(init=False)
     log: list[str] = field(default_factory=list)
     counts: Counts = field(default_factory=Counts)
-    latest_epoch: int = -1
     expected: dict[str, dict[int, list[dict[str, bytes]]]] = field(default_factory=dict)
+    days: int = 0  # by which the bucket's clock has jumped
     removed: set[str] = field(default_factory=set)
-    _checked: dict[str, str] = field(default_factory=dict)
+    _heads: dict[str, tuple[StoredObject | None, list[tuple[str, str]]]] = field(default_factory=dict)
+    _checked: dict[str, tuple[StoredObject, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.rng = random.Random(self.seed)
         self.bucket = Bucket(
-            Rules(min_part_size=1, write_interval_s=1.0), clock=lambda: 1_700_000_000 + anyio.current_time()
+            Rules(min_part_size=1, write_interval_s=1.0),
+            clock=lambda: 1_700_000_000 + 86_400 * self.days + anyio.current_time(),
         )
         self.d1 = D1Rules()
 
@@ -120,7 +126,12 @@ class World:
             process.step()
             self._maybe_fail(operation, key, is_reply=True)
 
-        store = MemoryStore(self.bucket, name="sim", before=before, after=after)
+        def wire_up(key: str, offset: int, block: bytes) -> bytes:
+            if key.endswith(".bin"):
+                self.counts.sent += len(block)
+            return block
+
+        store = MemoryStore(self.bucket, name="sim", before=before, after=after, wire_up=wire_up)
         tell = Teller(None)
         policy = RetryPolicy(attempts=6, budget_s=60, base_s=0.2, cap_s=5)
         resilient = Resilient(store, policy=policy, brake=Brake(self.rng), tell=tell)
@@ -130,6 +141,7 @@ class World:
         if self.rng.random() >= self.faults_per_request:
             return
         self.counts.faults += 1
+        self.counts.sent_again += PART
         kind = RemoteUnavailable if is_reply or self.rng.random() < 0.7 else Throttled
         raise kind(operation, key, reason="scripted", status=503 if kind is Throttled else None)
 
@@ -138,16 +150,18 @@ class World:
     def observe(self) -> None:
         """What must hold after every single request, looked up past all doors."""
         for key in self.bucket.keys(keys.heads_prefix(JOB)):
-            head = json.loads(self._read(key))
-            if head["deleted"]:
-                continue
-            stored = self.bucket.stored(key)
-            assert stored is not None
-            of = CheckpointKeys(JOB, head["name"])
-            raw = self._read(of.manifest(head["prefix"]))
-            assert f"blake3:{hex_of(raw)}" == head["manifest"], f"{key}: names another manifest"
-            for entry in json.loads(raw)["files"]:
-                self._check_object(f"{head['prefix']}/{entry.get('key', entry['path'])}", entry["digest"])
+            for named, digest in self._named_by(key):
+                self._check_object(named, digest)
+
+    def written(self) -> int:
+        """Bytes of all versions of all checkpoints that trainers have finished so far."""
+        versions = (files for epochs in self.expected.values() for versions in epochs.values() for files in versions)
+        return sum(len(data) for files in versions for data in files.values())
+
+    def live_heads(self) -> list[dict[str, Any]]:
+        """The heads that are not deleted, as they are now."""
+        heads = (json.loads(self._read(key)) for key in self.bucket.keys(keys.heads_prefix(JOB)))
+        return [head for head in heads if not head["deleted"]]
 
     def head_names(self) -> list[str]:
         return [key.rpartition("/")[2].removesuffix(".json") for key in self.bucket.keys(keys.heads_prefix(JOB))]
@@ -155,13 +169,29 @@ class World:
     def head(self, name: str) -> dict[str, Any]:
         return json.loads(self._read(CheckpointKeys(JOB, name).head))  # type: ignore[no-any-return]
 
+    def _named_by(self, key: str) -> list[tuple[str, str]]:
+        """Every object that a head stands for, with its digest; the manifest first. Read again when the head is."""
+        stored = self.bucket.stored(key)
+        known = self._heads.get(key)
+        if known is None or known[0] is not stored:
+            head = json.loads(self._read(key))
+            named = [] if head["deleted"] else self._named(head)
+            known = self._heads[key] = (stored, named)
+        return known[1]
+
+    def _named(self, head: dict[str, Any]) -> list[tuple[str, str]]:
+        manifest = CheckpointKeys(JOB, head["name"]).manifest(head["prefix"])
+        self._check_object(manifest, head["manifest"])
+        files = json.loads(self._read(manifest))["files"]
+        parts = [(f"{head['prefix']}/{entry.get('key', entry['path'])}", entry["digest"]) for entry in files]
+        return [(manifest, head["manifest"]), *parts]
+
     def _check_object(self, key: str, digest: str) -> None:
         stored = self.bucket.stored(key)
         assert stored is not None, f"a head names {key}, which is not there"
-        seen = f"{key} {stored.etag}"
-        if seen not in self._checked:
-            self._checked[seen] = f"blake3:{hex_of(self._read(key))}"
-        assert self._checked[seen] == digest, f"{key}: other bytes than its manifest says"
+        if self._checked.get(key) != (stored, digest):
+            assert f"blake3:{hex_of(self._read(key))}" == digest, f"{key}: other bytes than are said of it"
+            self._checked[key] = (stored, digest)
 
     def _read(self, key: str) -> bytes:
         stored = self.bucket.stored(key)
@@ -182,6 +212,7 @@ class World:
             if not process.is_dead:
                 raise
             self.counts.crashes += 1
+            self.counts.sent_again += AT_ONCE * PART
         finally:
             process.is_dead = True
             inline.reset(thread_token)
@@ -190,7 +221,7 @@ class World:
     @asynccontextmanager
     async def courier(self, process: Process, directory: Path, **options: object) -> AsyncIterator[AsyncCourier]:
         courier = AsyncCourier(
-            Settings(),
+            Settings(concurrency=AT_ONCE),
             given=self.remote(process),
             rng=random.Random(self.rng.getrandbits(64)),
             events=_silence,
