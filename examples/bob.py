@@ -38,13 +38,14 @@ def main(job_file: str) -> int:
 
 
 def on_signal() -> list[int]:
-    """A list that the first SIGTERM or Ctrl-C is put into; the next one interrupts whatever is done."""
+    """A list that the first SIGTERM or Ctrl-C is put into; the next one ends the program, whatever is done."""
     stopped: list[int] = []
 
     def stop(number: int, frame: object) -> None:
+        if stopped:
+            print("stopped at once; the next start goes on with what is left", file=sys.stderr)
+            sys.exit(128 + number)
         stopped.append(number)
-        for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, signal.default_int_handler)
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop)

@@ -38,10 +38,17 @@ async def main(job_id: str, checkpoints: str, command: list[str]) -> int:
 
 
 def on_signal() -> asyncio.Event:
-    """An event that the first SIGTERM or Ctrl-C sets; the next one cancels everything."""
-    loop, task, stopped = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
+    """An event that the first SIGTERM or Ctrl-C sets; the next one ends the program, which cancels everything."""
+    stopped = asyncio.Event()
+
+    def stop(number: int) -> None:
+        if stopped.is_set():
+            print("stopped at once; the next start goes on with what is left", file=sys.stderr)
+            sys.exit(128 + number)
+        stopped.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: task.cancel() if stopped.is_set() else stopped.set())
+        asyncio.get_running_loop().add_signal_handler(number, stop, number)
     return stopped
 
 

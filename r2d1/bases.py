@@ -7,17 +7,18 @@ was asked for, so that one that lies about ranges fails like one that is dead.
 from __future__ import annotations
 
 import hashlib
-import logging
+import random
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import quote
 
 import anyio
 
-from r2d1 import __version__, network
+from r2d1 import network
 from r2d1.errors import (
     AccessRefused,
     ConfigError,
@@ -31,22 +32,25 @@ from r2d1.errors import (
 from r2d1.events import Teller
 from r2d1.objects import ByteRange
 from r2d1.objects.r2_refusals import retry_after_of
+from r2d1.objects.wire_connect import NotConnected
+from r2d1.objects.wire_link import LinkBroken, LinkSilent
+from r2d1.objects.wire_web import Misdirected, Web
 from r2d1.retry import Brake, RetryPolicy, retried
 from r2d1.secret import Secret
 from r2d1.setting_rules import plain, web_url
 from r2d1.settings import Settings
-from r2d1.tasks import in_thread
 
 if TYPE_CHECKING:
-    import httpx
+    from r2d1.objects.wire_exchange import Heard
+
+T = TypeVar("T")
+#: Bytes that came.
+Data = bytes | bytearray
 
 #: A base that sends nothing for so long has failed.
 IDLE_S = 30.0
-CONNECT_S = 10.0
 #: A base slower than this, in bytes per second, has failed as well: a trickle never ends.
 SLOWEST = 32 << 10
-#: Hashing more than this is left to a worker thread.
-_INLINE = 64 << 10
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(?:\d{1,19}|\*)", re.ASCII)
 _BY_STATUS: dict[int, type[RemoteError]] = {
@@ -94,7 +98,7 @@ class Answer:
 
     status: int
     headers: Mapping[str, str]
-    data: bytes
+    data: Data
 
 
 @dataclass(slots=True)
@@ -102,8 +106,9 @@ class BaseReader:
     """Connections to one base; made by ``open_reader``."""
 
     base: Base
-    http: httpx.AsyncClient = field(repr=False)
+    web: Web = field(repr=False)
     idle_s: float = IDLE_S
+    rng: random.Random = field(default_factory=random.Random, repr=False)  # making one takes a millisecond
 
     def url_of(self, key: str) -> str:
         """Where a key can be read."""
@@ -115,122 +120,138 @@ class BaseReader:
         ``RemoteError`` for any other status, another range than the one asked for, or too few or too many bytes.
         """
         headers = {"Range": f"bytes={span.start}-{span.stop - 1}", **({"Origin": origin} if origin else {})}
-        async with self._answering("GET", key, headers, span.stop) as response:
-            skip = _skipped(response, self.url_of(key), span)
-            data = await self._take(response, key, skip, span.size, is_partial=response.status_code == 206)
-            return Answer(response.status_code, _lowered(response), data)
+        body = _Body(self.url_of(key), span.size, span)
+        heard = await self._get(headers, body, within=span.stop)
+        return Answer(heard.status, heard.headers, body.data)
+
+    async def read_checked(self, key: str, span: ByteRange, sha256: str, keep: Callable[[Data], T]) -> T:
+        """``read_range`` of bytes that have this SHA-256 (hex): ``keep`` gets them, in the thread that read them.
+
+        Returns what that returns. ``WrongBytes`` for others.
+        """
+        kept: list[T] = []
+
+        def check(body: _Body) -> None:
+            if (found := body.hash.hexdigest()) != sha256:
+                reason = f"bytes {span.start}-{span.stop - 1} have the sha256 {found}, not {sha256}"
+                raise WrongBytes("GET", body.url, reason=reason)
+            kept.append(keep(body.data))
+
+        body = _Body(self.url_of(key), span.size, span, check)
+        await self._get({"Range": f"bytes={span.start}-{span.stop - 1}"}, body, within=span.stop)
+        return kept[0]
 
     async def read_whole(self, key: str, *, limit: int) -> bytes:
         """A whole object of at most ``limit`` bytes, in one attempt."""
-        async with self._answering("GET", key, {}, limit) as response:
-            if response.status_code != 200:
-                raise _refusal("GET", self.url_of(key), response)
-            data = bytearray()
-            async for chunk in response.aiter_raw():
-                data += chunk
-                if len(data) > limit:
-                    raise RemoteError("GET", self.url_of(key), reason=f"more than {limit} bytes came")
-            return bytes(data)
+        body = _Body(self.url_of(key), limit)
+        await self._get({}, body, within=limit)
+        return bytes(body.data)
 
     async def preflight(self, key: str, *, origin: str) -> Answer:
-        """What a browser asks before a page of ``origin`` may read a range."""
+        """What a browser asks before a page of ``origin`` may read a range; it follows no redirect then."""
         asked = {"Access-Control-Request-Method": "GET", "Access-Control-Request-Headers": "range"}
-        async with self._answering("OPTIONS", key, {"Origin": origin, **asked}, 0) as response:
-            return Answer(response.status_code, _lowered(response), b"")
-
-    @asynccontextmanager
-    async def _answering(
-        self, method: str, key: str, headers: Mapping[str, str], size: int
-    ) -> AsyncIterator[httpx.Response]:
-        """An answer whose body is still to be read; the library's errors become ours.
-
-        They are raised outside of the handler: the library's hold the request, and with it the token.
-        """
-        import httpx
-
         url = self.url_of(key)
+        ask = partial(self.web.ask, "OPTIONS", url, {"Origin": origin, **asked}, token=self.base.token)
+        heard = await self._heard("OPTIONS", url, ask, within=0)
+        return Answer(heard.status, heard.headers, b"")
+
+    async def _get(self, headers: Mapping[str, str], body: _Body, *, within: int) -> Heard:
+        """One attempt at an object of which at most ``within`` bytes have to come."""
+        get = partial(self.web.get, body.url, headers, body, token=self.base.token)
+        return await self._heard("GET", body.url, get, within=within)
+
+    async def _heard(self, method: str, url: str, ask: Callable[[], Awaitable[Heard]], *, within: int) -> Heard:
+        """What ``ask`` returns; ends what is too slow, and raises our errors for those of the connection.
+
+        They are raised outside of the handlers, without where they come from: the frames there hold the request,
+        and with it the token.
+        """
         try:
-            with anyio.fail_after(2 * self.idle_s + size / SLOWEST):
-                async with self.http.stream(method, url, headers=headers) as response:
-                    yield response
-                    return
-        except (TimeoutError, httpx.HTTPError, httpx.InvalidURL) as exc:
-            failure = self._failure(method, url, exc)
-        raise failure
-
-    async def _take(self, response: httpx.Response, key: str, skip: int, size: int, *, is_partial: bool) -> bytes:
-        """``size`` bytes of a body after ``skip``. The rest of a whole object is left unread."""
-        data = bytearray()
-        async with aclosing(_chunks(response)) as chunks:
-            async for chunk in chunks:
-                data += memoryview(chunk)[skip:]
-                skip = max(0, skip - len(chunk))
-                if len(data) > size or (len(data) == size and not is_partial):
-                    break
-        if len(data) < size or (is_partial and len(data) > size):
-            said = "more" if len(data) > size else str(len(data))
-            raise RemoteUnavailable("GET", self.url_of(key), reason=f"{said} of {size} bytes came")
-        return bytes(data[:size])
-
-    def _failure(self, method: str, url: str, exc: Exception) -> RemoteError:
-        import httpx
-
-        text = f"{type(exc).__name__}: {exc}".removesuffix(": ")
-        if isinstance(exc, TimeoutError | httpx.ReadTimeout):
-            return RemoteUnavailable(method, url, reason="it is too slow, or has stopped in the middle")
-        if isinstance(exc, httpx.TooManyRedirects | httpx.InvalidURL | httpx.UnsupportedProtocol):
-            return RemoteError(method, url, reason="it redirects in circles, or to what is no HTTP URL")
-        if "CERTIFICATE_VERIFY_FAILED" in text:
-            hint = "The server's certificate is not trusted: set R2D1_CA_BUNDLE if a private authority signed it"
-            return RemoteError(method, url, reason="TLS failed", hint=hint)
-        if isinstance(exc, httpx.ConnectError | httpx.ConnectTimeout | httpx.ProxyError):
-            return NotSent(method, url, reason=_without_proxy(text), hint="Check the address and the network")
-        return RemoteUnavailable(method, url, reason=_without_proxy(text))
+            with anyio.fail_after(2 * self.idle_s + within / SLOWEST):
+                return await ask()
+        except RemoteError as exc:
+            failure = exc
+        except (TimeoutError, LinkSilent):
+            failure = RemoteUnavailable(method, url, reason="it is too slow, or has stopped in the middle")
+        except LinkBroken as exc:
+            failure = RemoteUnavailable(method, url, reason=str(exc))
+        except Misdirected as exc:
+            failure = RemoteError(method, url, reason=str(exc))
+        except NotConnected as exc:
+            failure = NotSent(method, url, reason=exc.reason, hint=exc.hint, status=exc.status)
+            failure.transient = exc.may_pass
+        raise failure.with_traceback(None)
 
 
-async def _chunks(response: httpx.Response) -> AsyncGenerator[bytes, None]:
-    async for chunk in response.aiter_raw():
-        yield chunk
+@dataclass(slots=True)
+class _Body:
+    """The body of a GET: a ``span`` of an object, or without one the whole; judged, kept and hashed as it comes.
+
+    ``then`` is called when the right number of bytes has come. All of it is the worker thread's work.
+    """
+
+    url: str
+    size: int  # of the span, or the most that a whole object may have
+    span: ByteRange | None = None
+    then: Callable[[_Body], None] | None = None
+    data: bytearray = field(default_factory=bytearray, repr=False)
+    hash: hashlib._Hash = field(default_factory=hashlib.sha256, repr=False)
+
+    def see(self, heard: Heard) -> None:
+        if heard.status != 200 and (self.span is None or heard.status != 206):
+            raise _refusal("GET", self.url, heard)
+        if heard.headers.get("content-encoding", "identity") != "identity":
+            raise RemoteError("GET", self.url, reason="the body came compressed, so no byte of it can be told")
+
+    def place(self, heard: Heard) -> tuple[int, int]:
+        if self.span is None:
+            return 0, self.size + 1  # one more than may come, so that it shows
+        skip = _skipped(heard, self.url, self.span)
+        return skip, self.size if _is_whole(heard) else self.size + 1
+
+    def write(self, block: bytes | bytearray | memoryview) -> None:
+        self.data += block
+        self.hash.update(block)
+
+    def done(self, heard: Heard) -> None:
+        came, is_more = len(self.data), len(self.data) > self.size
+        if self.span is None and is_more:
+            raise RemoteError("GET", self.url, reason=f"more than {self.size} bytes came")
+        if self.span is not None and came != self.size:
+            said = "more" if is_more else str(came)
+            raise RemoteUnavailable("GET", self.url, reason=f"{said} of {self.size} bytes came")
+        if self.then is not None:
+            self.then(self)
 
 
-def _without_proxy(text: str) -> str:
-    """An error's text without user and password of a URL in it."""
-    return re.sub(r"://[^/@\s]*@", "://****@", text)
+def _is_whole(heard: Heard) -> bool:
+    return heard.status == 200 and "content-range" not in heard.headers
 
 
-def _skipped(response: httpx.Response, url: str, span: ByteRange) -> int:
+def _skipped(heard: Heard, url: str, span: ByteRange) -> int:
     """How many bytes of the body come before the span; ``RemoteError`` for an answer that cannot hold it."""
-    if response.status_code not in (200, 206):
-        raise _refusal("GET", url, response)
-    if response.headers.get("content-encoding", "identity") != "identity":
-        raise RemoteError("GET", url, reason="the body came compressed, so no range of it can be told")
-    said = response.headers.get("content-range")
-    match = _CONTENT_RANGE.fullmatch(said or "")
-    if match is None and (response.status_code == 206 or said):
-        raise RemoteError("GET", url, reason="the answer's Content-Range is missing or cannot be read")
-    if match is None:
+    if _is_whole(heard):
         return span.start
+    match = _CONTENT_RANGE.fullmatch(heard.headers.get("content-range", ""))
+    if match is None:
+        raise RemoteError("GET", url, reason="the answer's Content-Range is missing or cannot be read")
     if (int(match[1]), int(match[2]) + 1) != (span.start, span.stop):
         asked = f"bytes {span.start}-{span.stop - 1} were asked for"
         raise RemoteError("GET", url, reason=f"{asked}, {match[1]}-{match[2]} came")
     return 0
 
 
-def _refusal(operation: str, url: str, response: httpx.Response) -> RemoteError:
-    status = response.status_code
+def _refusal(operation: str, url: str, heard: Heard) -> RemoteError:
+    status = heard.status
     kind = _BY_STATUS.get(status, RemoteUnavailable if status >= 500 else RemoteError)
     return kind(
         operation,
         url,
         status=status,
-        request_id=response.headers.get("cf-ray"),
-        retry_after=retry_after_of(response.headers.get("retry-after")),
+        request_id=heard.headers.get("cf-ray"),
+        retry_after=retry_after_of(heard.headers.get("retry-after")),
         hint="Is this the base of the set, prefix included?" if kind is ObjectNotFound else "",
     )
-
-
-def _lowered(response: httpx.Response) -> dict[str, str]:
-    return {name.lower(): value for name, value in response.headers.items()}
 
 
 @asynccontextmanager
@@ -239,100 +260,52 @@ async def open_reader(
 ) -> AsyncIterator[BaseReader]:
     """Open a base. Proxy and CA are those of ``settings``; without them the way is direct, the CAs the system's."""
     opened = Base.of(base)
-    http = await in_thread(_open, opened, settings, connections, idle_s)
+    make_tls = settings.ssl_context if settings else partial(network.ssl_context, None, label="")
+    web = Web(make_tls=make_tls, proxy_for=_proxies(settings), at_once=connections, idle_s=idle_s)
     try:
-        yield BaseReader(opened, http, idle_s)
+        await web.reach(opened.url)
+        yield BaseReader(opened, web, idle_s)
     finally:
-        with anyio.CancelScope(shield=True):
-            await http.aclose()
+        web.close()
 
 
-def _open(base: Base, settings: Settings | None, connections: int, idle_s: float) -> httpx.AsyncClient:
-    """The client. Blocks: imports the library and reads certificates."""
-    from http.cookiejar import DefaultCookiePolicy
-
-    import httpx
-
-    _quieten()
-    context = settings.ssl_context() if settings else network.ssl_context(None, label="")
-    proxy = settings.proxy_for(base.url) if settings else None
-    headers = {"Accept-Encoding": "identity", "User-Agent": f"r2d1/{__version__}"}
-    if base.token is not None:
-        headers["Authorization"] = f"Bearer {base.token.reveal()}"
-    try:
-        http = httpx.AsyncClient(
-            headers=headers,
-            verify=context,
-            proxy=proxy,
-            timeout=httpx.Timeout(idle_s, connect=min(CONNECT_S, idle_s), pool=None),
-            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
-            trust_env=False,
-            follow_redirects=True,
-            max_redirects=5,
-            http2=False,
-        )
-        http.cookies.jar.set_policy(DefaultCookiePolicy(allowed_domains=[]))  # a base is asked anew each time
-        return http
-    except (ValueError, ImportError, httpx.InvalidURL):
-        failure = ConfigError("HTTPS_PROXY: not the URL of a proxy that can be used (http://host:port)")
-    raise failure  # without their context, which shows the proxy's password
-
-
-class _WithoutQueries(logging.Filter):
-    """Takes the query out of the URLs that httpx logs: that of a redirect is often a signature."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if isinstance(record.args, tuple):
-            record.args = tuple(_bare(each) if type(each).__name__ == "URL" else each for each in record.args)
-        return True
-
-
-def _bare(url: object) -> str:
-    return urlsplit(str(url))._replace(query="", fragment="").geturl()
-
-
-class _NoHeaders(logging.Filter):
-    """Keeps httpcore's debug lines, which hold headers, out of everybody's log."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return record.levelno >= logging.INFO
-
-
-_WITHOUT_QUERIES, _NO_HEADERS = _WithoutQueries(), _NoHeaders()
-
-
-def _quieten() -> None:
-    logging.getLogger("httpx").addFilter(_WITHOUT_QUERIES)
-    for name in ("http11", "http2", "proxy", "connection"):
-        logging.getLogger(f"httpcore.{name}").addFilter(_NO_HEADERS)
+def _proxies(settings: Settings | None) -> Callable[[str], str | None]:
+    return settings.proxy_for if settings else lambda _url: None
 
 
 #: How often one base is asked for one thing before the next base is.
 TRIES = RetryPolicy(attempts=3, budget_s=120.0, base_s=0.1, cap_s=1.0, longest_wait_s=30.0)
 
 
+async def read_kept(
+    reader: BaseReader,
+    key: str,
+    span: ByteRange,
+    sha256: str,
+    keep: Callable[[Data], T],
+    *,
+    tell: Teller,
+    policy: RetryPolicy = TRIES,
+) -> T:
+    """``read_checked``; any wrong answer is tried again. ``RemoteError`` at the end."""
+    # A brake of its own: units do not wait for each other, as there may be another base.
+    brake = Brake(reader.rng)
+    read = partial(reader.read_checked, key, span, sha256, keep)
+    return await retried(read, policy=policy, brake=brake, tell=tell, again=_always)
+
+
 async def read_verified(
     reader: BaseReader, key: str, span: ByteRange, sha256: str, *, tell: Teller, policy: RetryPolicy = TRIES
-) -> bytes:
-    """The bytes of ``span`` with this SHA-256 (hex); any wrong answer is tried again. ``RemoteError`` at the end."""
-
-    async def once() -> bytes:
-        answer = await reader.read_range(key, span)
-        found = await _hashed(answer.data)
-        if found != sha256:
-            reason = f"bytes {span.start}-{span.stop - 1} have the sha256 {found}, not {sha256}"
-            raise WrongBytes("GET", reader.url_of(key), reason=reason)
-        return answer.data
-
-    # A brake of its own: units do not wait for each other, as there may be another base.
-    return await retried(once, policy=policy, brake=Brake(), tell=tell, again=_always)
+) -> Data:
+    """``read_kept`` that returns the bytes."""
+    return await read_kept(reader, key, span, sha256, _themselves, tell=tell, policy=policy)
 
 
-async def _hashed(data: bytes) -> str:
-    return sha256_of(data) if len(data) <= _INLINE else await in_thread(sha256_of, data)
+def _themselves(data: Data) -> Data:
+    return data
 
 
-def sha256_of(data: bytes) -> str:
+def sha256_of(data: Data) -> str:
     """The SHA-256 of a buffer, in hexadecimal."""
     return hashlib.sha256(data).hexdigest()
 

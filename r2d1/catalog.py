@@ -185,7 +185,7 @@ class SqliteCatalog(TableCatalog):
 def open_catalog(
     settings: Settings, *, tell: Teller, policy: RetryPolicy, brake: Brake | None = None, rate_per_s: float = RATE_PER_S
 ) -> Catalog | None:
-    """The catalog that the settings ask for; ``None`` is R2-only mode, which one notice says.
+    """The catalog that the settings ask for; ``None`` is R2-only mode, which one notice says (this, or theirs).
 
     The embedded store keeps its catalog beside its objects. ``rate_per_s`` bounds the calls to D1. Nothing is
     opened or sent yet.
@@ -194,9 +194,8 @@ def open_catalog(
         return SqliteCatalog(settings.store_dir / ".r2d1" / "catalog.db", tell=tell)
     account_id, database_id, api_token = settings.account_id, settings.database_id, settings.api_token
     if not (account_id and database_id and api_token):
-        gaps = "; ".join(map(str, settings.missing_d1()))
-        text = f"R2-only mode: checkpoints are shipped and pulled, no D1 rows are written (not set: {gaps})"
-        tell.notice("info", text, once="r2-only")
+        if text := r2_only(settings):
+            tell.notice("info", text, once="r2-only")
         return None
     client = D1Client(
         base_url=settings.d1_base_url,
@@ -211,6 +210,14 @@ def open_catalog(
         rate_per_s=rate_per_s,
     )
     return D1Catalog(client)
+
+
+def r2_only(settings: Settings) -> str:
+    """What to say of settings without D1; empty when there is one, or when their own notices say that half is there."""
+    if settings.store_dir is not None or settings.has_d1 or settings.api_token or settings.database_id:
+        return ""
+    gaps = "; ".join(map(str, settings.missing_d1()))
+    return f"R2-only mode: checkpoints are shipped and pulled, no D1 rows are written (not set: {gaps})"
 
 
 def problem_of(row: Row) -> str:

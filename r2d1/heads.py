@@ -159,6 +159,15 @@ async def is_ours(store: ObjectStore, ship: Ship) -> bool:
     return stored is not None and (stored.value.state, stored.value.owner) == (OPEN, ship.owner)
 
 
+async def was_ours(store: ObjectStore, ship: Ship) -> bool:
+    """Whether nobody but us can ever have written below the ship's prefix, be it ours still or taken by gc.
+
+    A record that gc has deleted was ours if its name was drawn by us; ``0`` may belong to whoever comes next.
+    """
+    stored = await read_record(store, ship.of, ship.ship)
+    return ship.ship != FIRST_SHIP if stored is None else stored.value.owner == ship.owner
+
+
 async def put_manifest(store: ObjectStore, ship: Ship, raw: bytes) -> str:
     """Write the ship's manifest, after all it names; returns its ETag."""
     return await store.put(ship.of.manifest(ship.prefix), BytesSource(raw), attributes=JSON)

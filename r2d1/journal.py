@@ -14,6 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from r2d1.localstate import own_folder, state_directory
 from r2d1.objects import BodyCheck
 
 _NAME_END = re.compile(rb"[/\0]")
+_LONGEST_WHY = 1000  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,23 @@ class UnderWay:
     ship: str
     owner: str
     state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """Why a checkpoint that was tried is not in the bucket. ``state`` is that of ``state_of`` without ctime.
+
+    ``at`` is the moment of the last attempt, in seconds since the epoch; ``times`` counts those of this state.
+    """
+
+    state: str
+    why: str
+    at: float
+    times: int = 1
+
+    def __str__(self) -> str:
+        moment = datetime.fromtimestamp(self.at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return f"tried {self.times} time{'s' * (self.times != 1)}, the last at {moment}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +172,10 @@ class Journal:
         return Done(*rows[0]) if rows else None  # type: ignore[arg-type]
 
     def record_done(self, scope: str, name: str, done: Done) -> None:
-        """Remember that the bucket has this state; what was remembered of the ship under way is dropped."""
+        """Remember that the bucket has this state; what was remembered of its ship, and of failures, is dropped."""
         values = (scope, name, done.state, done.epoch, done.prefix, done.manifest, done.origin)
-        self._run(("INSERT OR REPLACE INTO done VALUES (?,?,?,?,?,?,?)", values), *_end_ship(scope, name))
+        insert = ("INSERT OR REPLACE INTO done VALUES (?,?,?,?,?,?,?)", values)
+        self._run(insert, *_end_ship(scope, name), *_forget(scope, name, "parked"))
 
     def forget_done(self, scope: str, name: str) -> None:
         self._run(("DELETE FROM done WHERE scope=? AND name=?", (scope, name)))
@@ -267,6 +287,21 @@ class Journal:
     def forget_uploads(self, scope: str, name: str) -> None:
         """Drop all uploads of a ship that was given up."""
         self._run(*_forget(scope, name, "parts", "uploads"))
+
+    # -- what the store would not take ----------------------------------------------------------------
+
+    def record_parked(self, scope: str, name: str, parked: Parked) -> None:
+        """Remember why a checkpoint was not taken, on one line that is cut to a thousand characters."""
+        why = " ".join(parked.why.encode("utf-8", "backslashreplace").decode().split())[:_LONGEST_WHY]
+        values = (scope, name, parked.state, why, parked.at, parked.times)
+        self._run(("INSERT OR REPLACE INTO parked VALUES (?,?,?,?,?,?)", values))
+
+    def forget_parked(self, scope: str, names: Collection[str]) -> None:
+        self._run(*chain.from_iterable(_forget(scope, name, "parked") for name in names))
+
+    def all_parked(self, scope: str) -> dict[str, Parked]:
+        rows = self._all("SELECT name, state, why, at, times FROM parked WHERE scope=?", scope)
+        return {str(name): Parked(*rest) for name, *rest in rows}  # type: ignore[arg-type]
 
     # -- rows owed to D1 ------------------------------------------------------------------------------
 

@@ -13,8 +13,10 @@ from r2d1.events import log
 from r2d1.localstate import close_lock, open_lock, wait_for_lock
 
 _VERSION = 1
+#: A table that came after the first release of this version stands beside the others: who does not know it never
+#: looks, and who finds it missing makes it.
 _SCHEMA = """
-BEGIN;
+BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS done (
     scope TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL, epoch INTEGER NOT NULL,
     prefix TEXT NOT NULL, manifest TEXT NOT NULL, origin TEXT NOT NULL, PRIMARY KEY (scope, name)
@@ -42,6 +44,10 @@ CREATE TABLE IF NOT EXISTS parts (
     PRIMARY KEY (scope, name, key, number)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS owed (scope TEXT NOT NULL, name TEXT NOT NULL, PRIMARY KEY (scope, name)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS parked (
+    scope TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL, why TEXT NOT NULL, at REAL NOT NULL,
+    times INTEGER NOT NULL, PRIMARY KEY (scope, name)
+) WITHOUT ROWID;
 PRAGMA user_version = 1;
 COMMIT;
 """
@@ -99,10 +105,10 @@ def _connect(path: Path, wal: bool) -> sqlite3.Connection:
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
     db = sqlite3.connect(path, timeout=30, check_same_thread=False)
     try:
-        is_new = not _has_tables(db)  # before anything is written to a file that may not be ours
+        is_whole = _has_tables(db)  # before anything is written to a file that may not be ours
         db.execute(f"PRAGMA journal_mode={'WAL' if wal else 'DELETE'}")
         db.execute("PRAGMA synchronous=NORMAL")
-        if is_new:
+        if not is_whole:
             db.executescript(_SCHEMA)
     except BaseException:
         db.close()
@@ -111,10 +117,10 @@ def _connect(path: Path, wal: bool) -> sqlite3.Connection:
 
 
 def _has_tables(db: sqlite3.Connection) -> bool:
-    """Whether the tables are there; ``DatabaseError`` when they are damaged or those of another version of r2d1."""
+    """Whether all tables are there; ``DatabaseError`` when they are damaged or those of another version of r2d1."""
     ((version,),) = db.execute("PRAGMA user_version")
-    ((tables,),) = db.execute("SELECT count(*) FROM sqlite_master")
+    tables = {str(name) for (name,) in db.execute("SELECT name FROM sqlite_master")}
     ((verdict,),) = db.execute("PRAGMA quick_check(1)")
     if verdict != "ok" or (tables and version != _VERSION):
         raise sqlite3.DatabaseError(f"version {version}, {verdict}")
-    return bool(tables)
+    return "parked" in tables

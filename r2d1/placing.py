@@ -5,19 +5,23 @@ All of it blocks; ``locked`` alone waits asynchronously.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 import anyio
 
-from r2d1.errors import NoSpace, UnsafeDestination
+from r2d1.errors import NoSpace, R2D1Error, UnsafeDestination
 from r2d1.keys import STATE_DIR, parents
 from r2d1.localstate import close_lock, far_state_directory, open_lock, own_folder, try_lock
 from r2d1.tasks import in_thread
+
+#: What says nothing of the destination, and may be gone the next time.
+_MAY_PASS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.EINTR)
 
 
 def state_dir(root: Path) -> Path:
@@ -123,13 +127,49 @@ def _is_one_file(staging: Path, paths: list[str]) -> bool:
 
 def check_room(staging: Path, sizes: Mapping[str, int]) -> None:
     """``NoSpace`` when the disk cannot take what is still to come."""
-    need = sum(size - min(size, _on_disk(staging / path)) for path, size in sizes.items())
-    free = shutil.disk_usage(staging).free
+    need, free = _room(staging, sizes)
     if need > free:
-        raise NoSpace(
-            f"{staging.parents[2]}: {need:,} bytes are to be pulled and {free:,} are free on that disk; "
-            "make room or choose another destination (what is staged is kept)"
-        )
+        raise NoSpace(f"{staging.parents[2]}: {_told(need, free)}")
+
+
+def out_of_room(full: NoSpace, staging: Path, sizes: Mapping[str, int]) -> NoSpace:
+    """What to say of a disk that became full while a pull wrote to it."""
+    return NoSpace(f"{full}; {_told(*_room(staging, sizes))}")
+
+
+def _room(staging: Path, sizes: Mapping[str, int]) -> tuple[int, int]:
+    """The bytes that are still to come, and those that are free on the disk."""
+    need = sum(size - min(size, _on_disk(staging / path)) for path, size in sizes.items())
+    return need, shutil.disk_usage(staging).free
+
+
+def _told(need: int, free: int) -> str:
+    return (
+        f"{need:,} bytes are to be pulled and {free:,} are free on that disk; "
+        "make room or choose another destination (what is staged is kept)"
+    )
+
+
+@contextmanager
+def disk_errors(what: str) -> Iterator[None]:
+    """Raise r2d1's errors for what the disk refuses while ``what`` is done.
+
+    ``NoSpace`` when it is full or a quota used up, ``UnsafeDestination`` when it does not let us, ``R2D1Error`` for
+    what may pass.
+    """
+    try:
+        yield
+    except R2D1Error:
+        raise
+    except OSError as exc:
+        path = os.fsdecode(exc.filename) if isinstance(exc.filename, str | bytes) else ""
+        where = f": {path}" if path and path not in what else ""
+        text = f"{what}{where}: {exc.strerror or exc}"
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpace(text) from exc
+        if exc.errno in _MAY_PASS:
+            raise R2D1Error(f"{text}; what is staged is kept, and the next pull goes on with it") from exc
+        raise UnsafeDestination(f"{text}; what is staged is kept") from exc
 
 
 def _on_disk(path: Path) -> int:
@@ -218,6 +258,8 @@ def _step_into(fd: int, folder: str, whole: Path) -> int:
             os.mkdir(folder, dir_fd=fd)
         deeper = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
     except OSError as exc:
+        if exc.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
         raise UnsafeDestination(f"{whole}: {folder!a} on the way is a link or a file, not a folder") from exc
     os.close(fd)
     return deeper

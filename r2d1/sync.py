@@ -13,15 +13,20 @@ from typing import Any, NoReturn, Self, TypeVar
 import anyio
 from anyio.from_thread import BlockingPortal, BlockingPortalProvider
 
+from r2d1.catalog import r2_only
 from r2d1.courier import AsyncCourier
 from r2d1.courier.report import Shipped, ShipReport, Status
 from r2d1.errors import Closed, FlushError
+from r2d1.events import Event, Notice, Observer
 from r2d1.fetcher import AsyncFetcher
 from r2d1.fetcher.info import FetchInfo
+from r2d1.observers import to_log
 from r2d1.settings import Settings
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+
+_MOST_TOLD = 1000
 
 
 class _Loop:
@@ -32,6 +37,7 @@ class _Loop:
         self.provider = BlockingPortalProvider()
         self.open_couriers: dict[int, Courier] = {}
         self.is_exit_hooked = False
+        self.told: set[str] = set()  # what settings had to say, to the log
 
     def hook_exit(self) -> None:
         """Drain before the interpreter joins its threads; ``atexit`` would come after that, and never be reached."""
@@ -85,6 +91,27 @@ def _call(portal: BlockingPortal, func: Callable[..., Awaitable[T]], *args: Any,
         raise
 
 
+def _settled(settings: Settings, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {**options, "observer": _Settled(settings, options.get("observer"))}
+
+
+class _Settled:
+    """An observer that passes on what settings have to say once only: to the log once a process, else once a door."""
+
+    def __init__(self, settings: Settings, observer: Observer | None) -> None:
+        self._observer = observer or to_log
+        self._told = _loop.told if observer is None else set()
+        self._texts = {*settings.notices(), r2_only(settings)}
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, Notice) and event.text in self._texts:
+            if event.text in self._told:
+                return
+            if len(self._told) < _MOST_TOLD:
+                self._told.add(event.text)
+        self._observer(event)
+
+
 class Courier:
     """Ships checkpoints to R2 as they appear and records each in D1, for blocking callers.
 
@@ -99,7 +126,7 @@ class Courier:
     """
 
     def __init__(self, settings: Settings, **options: Any) -> None:
-        self._async = AsyncCourier(settings, **options)
+        self._async = AsyncCourier(settings, **_settled(settings, options))
         self._drain_timeout = float(options.get("drain_timeout", 60.0))
         self._opening = threading.Lock()
         self._portal: BlockingPortal | None = None
@@ -220,8 +247,10 @@ class Courier:
         return _call(self._opened(), self._async.flush, timeout)
 
     @_documented(AsyncCourier.ship)
-    def ship(self, path: str | os.PathLike[str], job_id: str, *, settle_timeout: float = 60.0) -> Shipped:
-        return _call(self._opened(), self._async.ship, path, job_id, settle_timeout=settle_timeout)
+    def ship(
+        self, path: str | os.PathLike[str], job_id: str, *, ordered: bool = True, settle_timeout: float = 60.0
+    ) -> Shipped:
+        return _call(self._opened(), self._async.ship, path, job_id, ordered=ordered, settle_timeout=settle_timeout)
 
     @_documented(AsyncCourier.status)
     def status(self) -> Status:
@@ -241,6 +270,7 @@ class Fetcher:
     """
 
     def __init__(self, settings: Settings, **options: Any) -> None:
+        options = _settled(settings, options)
         self._make: Callable[[], AsyncFetcher] = lambda: AsyncFetcher(settings, **options)
         self._make()  # what is missing is told here, not at the first pull
         self._kept: AsyncFetcher | None = None

@@ -48,7 +48,7 @@ legacy
 rows
 finding
 listing
-bases             httpx
+bases
 maintain
 gc
 courier           watchfiles
@@ -72,7 +72,6 @@ EVERYWHERE = {"anyio"}
 SHARED = {
     "aiohttp": {"objects", "testing"},
     "awscrt": {"digest", "testing"},
-    "httpx": {"d1", "bases"},  # two protocols that have nothing in common but the library
     "numpy": {"datasets", "demo"},  # the demo trains something with it where it is there
     "tqdm": {"observers", "cli"},  # a bar over events, and one over the units of a verify
 }

@@ -100,6 +100,11 @@ job_id_option = click.option(
 )
 
 
+unordered_option = click.option(
+    "--unordered", is_flag=True, help="Ship files newer than their sidecar, where times mean nothing."
+)
+
+
 def seconds_option(name: str, default: float, text: str, *, above_zero: bool = False) -> Callable[[F], F]:
     """An option that takes seconds."""
     kind = click.FloatRange(min=0, min_open=above_zero)

@@ -24,10 +24,12 @@ async def show_directory(session: Session, directory: Path, job_id: str, *, orde
         return _result(await preview_directory(lane, directory, job_id, ordered=ordered, bucket=bucket))
 
 
-async def show_one(session: Session, folder: Path, job_id: str, drafted: LocalCheckpoint | None) -> Result:
+async def show_one(
+    session: Session, folder: Path, job_id: str, drafted: LocalCheckpoint | None, *, ordered: bool
+) -> Result:
     """What shipping one checkpoint would do; ``drafted`` is its state with a sidecar that is still to be written."""
     async with _looking(session) as (lane, bucket):
-        return _result([await preview(lane, folder, job_id, bucket=bucket, drafted=drafted)])
+        return _result([await preview(lane, folder, job_id, ordered=ordered, bucket=bucket, drafted=drafted)])
 
 
 @asynccontextmanager

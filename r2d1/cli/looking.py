@@ -38,8 +38,9 @@ _BAD = (State.DAMAGED, State.UNREADABLE)
 def ls(common: Common, *, uri: str | None) -> None:
     """List the jobs of the bucket, or the checkpoints of a job.
 
-    Without URI the jobs. For a job its checkpoints, newest first: name, epoch, age, size and state. Checkpoints of
-    r2d1 0.2 are included and marked. Exits 1 when one is damaged or cannot be read.
+    URI is r2://jobs/<id> or r2://jobs/<id>/<name>; without it the jobs. For a job its checkpoints, newest first:
+    name, epoch, age, size and state. Checkpoints of r2d1 0.2 are included and marked. Exits 1 when one is damaged or
+    cannot be read.
     """
 
     async def verb(session: Session) -> Result:
@@ -115,8 +116,8 @@ def status(common: Common, *, directory: Path | None, job_id: str) -> None:
 
     The age of the newest row is the job's heartbeat (without D1: of the newest checkpoint in the bucket). For a
     watched DIR, its journal tells which ships were begun and not committed, and which rows are owed; what lies there
-    and is not shipped is listed with what keeps it: a file that is missing, a link that leaves the folder, or
-    nothing (a courier has yet to ship it, or the bucket refuses it: the courier's log says so).
+    and is not shipped is listed with what keeps it: a file that is missing, a link that leaves the folder, what the
+    store said when a courier last tried, or nothing (no watch has tried yet).
     """
 
     async def verb(session: Session) -> Result:
@@ -167,9 +168,10 @@ def _status(job_id: str, newest: _Newest | None, here: Here | None, now: float) 
     if newest is not None:
         fields["newest"] = {**asdict(newest), "age_s": _age_s(newest.timestamp, now)}
     if here is not None:
-        whys = {one.name: one.why or "ready to be shipped" for one in here.not_shipped}
+        whys = {one.name: one.why or str(one.parked or "ready to be shipped") for one in here.not_shipped}
+        parked = {one.name: asdict(one.parked) for one in here.not_shipped if one.parked}
         owed = {"rows_owed": here.rows_owed, "ships_under_way": here.ships_under_way, "done": len(here.done)}
-        fields["journal"] = {"directory": str(here.directory), **owed, "not_shipped": whys}
+        fields["journal"] = {"directory": str(here.directory), **owed, "not_shipped": whys, "parked": parked}
         lines.append(f"{here.directory}: {counted(len(here.done), 'checkpoint')} shipped or pulled")
         lines.append(f"  ships under way: {', '.join(here.ships_under_way) or 'none'}")
         lines.append(f"  rows owed: {', '.join(here.rows_owed) or 'none'}")

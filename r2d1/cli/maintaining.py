@@ -40,6 +40,7 @@ async def _ends(session: Session) -> AsyncIterator[tuple[Remote, random.Random]]
 def verify(common: Common, *, uri: str, deep: bool) -> None:
     """Compare a checkpoint in the bucket with its manifest.
 
+    URI is r2://jobs/<id>/latest (the highest epoch) or r2://jobs/<id>/<name>.
     Exits 1 when something is missing or damaged, 3 when there is no such checkpoint.
     """
 
@@ -79,7 +80,8 @@ def _verified(verified: Verified) -> Result:
 def reindex(common: Common, *, uri: str) -> None:
     """Rebuild a job's D1 rows and hints from the bucket.
 
-    The heads in the bucket alone say what exists; rows and hints that tell of them are written anew.
+    URI is r2://jobs/<id>. The heads in the bucket alone say what exists; rows and hints that tell of them are written
+    anew.
     """
 
     async def verb(session: Session) -> Result:
@@ -102,9 +104,10 @@ def reindex(common: Common, *, uri: str) -> None:
 def rm(common: Common, *, uri: str, after: int | None) -> None:
     """Delete a checkpoint, or the end of a timeline that was given up.
 
-    The end is every checkpoint of an epoch above --after. The head is marked first, so that readers see it gone at
-    once; a call that was cut is simply made again. Local files are not touched (`r2d1 ship` sends
-    one again, `watch` does not as long as it is unchanged), and checkpoints of r2d1 0.2 never deleted.
+    URI is r2://jobs/<id>/<name>, or with --after r2://jobs/<id>. The end is every checkpoint of an epoch above
+    --after. The head is marked first, so that readers see it gone at once; a call that was cut is simply made again.
+    Local files are not touched (`r2d1 ship` sends one again, `watch` does not as long as it is unchanged), and
+    checkpoints of r2d1 0.2 never deleted.
     """
 
     async def verb(session: Session) -> Result:
@@ -148,6 +151,7 @@ def _removed(removed: list[Removed]) -> Result:
 def gc(common: Common, *, uri: str, delete: bool, age_days: float) -> None:
     """List (or delete) what no checkpoint needs any more.
 
+    URI is r2://jobs/<id>.
     Ships that were never committed, stale hints and open uploads, once they are old enough.
     """
 

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import click
 
-from r2d1 import keys
 from r2d1.cli.common import Common, common_options, examples, transfer_options
 from r2d1.cli.ending import Exit, Result
 from r2d1.cli.here import look_here
-from r2d1.cli.running import Session, opened_store, run
+from r2d1.cli.running import Session, run
 from r2d1.courier.preview import Outlook, Preview
-from r2d1.errors import ObjectNotFound, UriError
 from r2d1.fetcher import AsyncFetcher, FetchInfo
 from r2d1.uris import Latest, parse_uri
 
@@ -40,6 +38,8 @@ from r2d1.uris import Latest, parse_uri
 def pull(common: Common, *, uri: str, dest: Path, force: bool, allow_missing: bool) -> None:
     """Bring a checkpoint or a prefix from the bucket to the disk.
 
+    URI is r2://jobs/<id>/latest (the highest epoch), r2://jobs/<id>/<name>, or r2://<any/prefix>; it names no bucket.
+
     A checkpoint's folder appears under its name only when every byte of it was verified; an interrupted pull is
     resumed by the next one. A prefix has no digests to verify against: its files are placed one by one, bound to the
     sizes and ETags of one listing. The folder's path is printed on stdout. Ctrl-C or SIGTERM stops at once.
@@ -51,8 +51,6 @@ def pull(common: Common, *, uri: str, dest: Path, force: bool, allow_missing: bo
         target = parse_uri(uri)
         if isinstance(target, Latest):
             await _tell_newer(session, target.job_id, dest, info)
-        elif not info.found:
-            await _refuse_one_object(session, uri)
         return _result(info, allow_missing=allow_missing)
 
     run(common, verb)
@@ -77,18 +75,6 @@ async def _whole_here(session: Session, job_id: str, dest: Path) -> list[Preview
     return sorted(whole, key=lambda one: one.epoch or 0, reverse=True)
 
 
-async def _refuse_one_object(session: Session, uri: str) -> None:
-    """The key of one object is no prefix: nothing lies below it, and that is no fresh start."""
-    key = keys.nfc(uri.removeprefix("r2://").rstrip("/"))
-    async with opened_store(session) as store:
-        try:
-            await store.head(key)
-        except ObjectNotFound:
-            return
-    above = uri.rstrip("/").rpartition("/")[0]
-    raise UriError(f"{keys.shown(uri)} is one object, not a prefix: pull what it lies in, {keys.shown(above)}")
-
-
 def _result(info: FetchInfo, *, allow_missing: bool) -> Result:
     fields = {
         "found": info.found,
@@ -102,12 +88,14 @@ def _result(info: FetchInfo, *, allow_missing: bool) -> Result:
         "manifest": info.manifest,
         "timestamp": info.timestamp,
         "metadata": dict(info.metadata),
+        "why": info.why,
     }
     if info.found:
         what = f"{info.name}, epoch {info.epoch}," if info.name else info.source
         how = "verified" if info.verified else "not verified: it has no manifest"
         return Result([str(info.local_dir)], fields, f"{what} is in {info.local_dir} ({how})")
+    text = f"nothing is there: {info.source}" + (f": {info.why}" if info.why else "")
     if allow_missing:
-        return Result((), fields, f"nothing is there: {info.source}; a fresh start")
-    hint = "For a first run, --allow-missing makes this exit 0"
-    return Result((), fields, code=Exit.NOTHING, why=f"nothing is there: {info.source}", hint=hint)
+        return Result((), fields, text if info.why else f"{text}; a fresh start")
+    hint = "`r2d1 ls` lists what is there" if info.why else "For a first run, --allow-missing makes this exit 0"
+    return Result((), fields, code=Exit.NOTHING, why=text, hint=hint)

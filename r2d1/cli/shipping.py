@@ -11,7 +11,15 @@ import click
 
 from r2d1 import keys
 from r2d1.checkpoint import Identity, LocalCheckpoint, inspect_as, sidecar_path
-from r2d1.cli.common import Common, common_options, examples, job_id_option, seconds_option, transfer_options
+from r2d1.cli.common import (
+    Common,
+    common_options,
+    examples,
+    job_id_option,
+    seconds_option,
+    transfer_options,
+    unordered_option,
+)
 from r2d1.cli.dry_run import show_one
 from r2d1.cli.ending import Exit, Result
 from r2d1.cli.running import Session, run
@@ -61,6 +69,7 @@ def _parse_meta(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ..
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be shipped; send and write nothing.")
 @seconds_option("--settle-timeout", 60, "How long to wait for a file that the sidecar lists.")
+@unordered_option
 @common_options
 @transfer_options
 def ship(
@@ -72,6 +81,7 @@ def ship(
     metadata: dict[str, object],
     dry_run: bool,
     settle_timeout: float,
+    unordered: bool,
 ) -> None:
     """Ship one checkpoint.
 
@@ -87,11 +97,11 @@ def ship(
         keys.check_job_id(job_id)
         if dry_run:
             drafted = await in_thread(_drafted, folder, draft) if draft else None
-            return await show_one(session, folder, job_id, drafted)
+            return await show_one(session, folder, job_id, drafted, ordered=not unordered)
         session.settings.require_r2()
         if draft is not None:
             await in_thread(lambda: write_sidecar(folder, epoch=draft.epoch, metadata=draft.metadata))
-        return await _ship(session, folder, job_id, settle_timeout)
+        return await _ship(session, folder, job_id, settle_timeout, ordered=not unordered)
 
     run(common, verb)
 
@@ -116,9 +126,9 @@ def _drafted(folder: Path, draft: _Draft) -> LocalCheckpoint:
     return inspect_as(folder, parse_sidecar(raw, stem=folder.name, mtime=now / 1e9), Identity(len(raw), now, now, 0))
 
 
-async def _ship(session: Session, folder: Path, job_id: str, settle_timeout: float) -> Result:
+async def _ship(session: Session, folder: Path, job_id: str, settle_timeout: float, *, ordered: bool) -> Result:
     async with undrained(session) as courier:
-        shipped = await courier.ship(folder, job_id, settle_timeout=settle_timeout)
+        shipped = await courier.ship(folder, job_id, ordered=ordered, settle_timeout=settle_timeout)
         return _result(shipped, courier.status().rows_owed)
 
 

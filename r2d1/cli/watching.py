@@ -9,7 +9,15 @@ import anyio
 import click
 
 from r2d1 import keys
-from r2d1.cli.common import Common, common_options, examples, job_id_option, seconds_option, transfer_options
+from r2d1.cli.common import (
+    Common,
+    common_options,
+    examples,
+    job_id_option,
+    seconds_option,
+    transfer_options,
+    unordered_option,
+)
 from r2d1.cli.dry_run import show_directory
 from r2d1.cli.ending import GO_ON, Exit, Result
 from r2d1.cli.running import Session, run
@@ -63,7 +71,7 @@ class _End:
 @seconds_option("--grace", 30, "How long the first SIGINT or SIGTERM lets it finish.")
 @seconds_option("--settle-timeout", 60, "How long a checkpoint may lack a file that its sidecar lists.")
 @click.option("--force-polling", is_flag=True, help="Use no file system events (network file systems).")
-@click.option("--unordered", is_flag=True, help="Ship files newer than their sidecar, where times mean nothing.")
+@unordered_option
 @common_options
 @transfer_options
 def watch(common: Common, *, directory: Path, dry_run: bool, unordered: bool, **given: object) -> None:
@@ -143,7 +151,7 @@ def _incomplete(error: FlushError, status: Status, told: set[str]) -> Result:
 
 def _result(end: _End, status: Status, plan: _Plan) -> Result:
     report = end.report or ShipReport()
-    left = [*status.queued, *status.in_flight, *status.waiting, *status.failed, *status.parked]
+    left = list(dict.fromkeys((*status.queued, *status.in_flight, *status.waiting, *status.failed, *status.parked)))
     lines = [one.prefix for one in report.shipped] if plan.once else []
     fields = {
         "shipped": [asdict(one) for one in report.shipped],

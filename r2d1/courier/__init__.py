@@ -16,8 +16,9 @@ import anyio
 import anyio.abc
 
 from r2d1 import keys, remote
+from r2d1.courier import standing
 from r2d1.courier.deliver import Delivery, deliver
-from r2d1.courier.folder import UNFINISHED, Entry, Folder, Phase, WatchOptions
+from r2d1.courier.folder import Folder, Phase, WatchOptions
 from r2d1.courier.follow import Following
 from r2d1.courier.looking import until_ready
 from r2d1.courier.payer import Payer
@@ -135,28 +136,45 @@ class AsyncCourier:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    ) -> bool:
         assert self._tasks is not None
+        is_cancelled = isinstance(error, anyio.get_cancelled_exc_class())
+        ended = error if is_cancelled else None
         try:
-            if error is None:
-                await self.flush(timeout=self._drain_timeout)
-            elif isinstance(error, Exception):
-                await self._drain_beside(error)
+            if not self._stopped:
+                await self._drain(error)
+        except (Closed, anyio.get_cancelled_exc_class()) as left:
+            if not self._stopped:
+                raise
+            ended = None if isinstance(left, Closed) else left
         finally:
             self._tasks.cancel_scope.cancel()
-            try:
-                with one_error():
-                    await self._tasks.__aexit__(None, None, None)
-            finally:  # also when that raises because the caller was cancelled
-                with anyio.CancelScope(shield=True):
-                    await self._stack.aclose()
+            is_ours = await self._close(ended)
+        return is_ours and is_cancelled
 
-    async def _drain_beside(self, error: Exception) -> None:
-        """The block failed: still bring out what is there, but let nobody take that for the error."""
+    async def _drain(self, error: BaseException | None) -> None:
+        """Bring out what is there; where the block failed, let nobody take what is left for the error."""
+        if error is not None and not isinstance(error, Exception):
+            return
         try:
             await self.flush(timeout=self._drain_timeout)
         except FlushError as left:
+            if error is None:
+                raise
             self._tell.notice("error", f"left unfinished while {type(error).__name__} ended the block: {left}")
+
+    async def _close(self, ended: BaseException | None) -> bool:
+        """Wait for what was stopped, and let go of all; True where ``stop`` alone has ``ended`` the block."""
+        assert self._tasks is not None
+        try:
+            with one_error():
+                if ended is None or not self._stopped:
+                    await self._tasks.__aexit__(None, None, None)
+                    return False
+                return bool(await self._tasks.__aexit__(type(ended), ended, ended.__traceback__))
+        finally:  # also when that raises because the caller was cancelled
+            with anyio.CancelScope(shield=True):
+                await self._stack.aclose()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("an AsyncCourier is not pickled: make a new one in the other process")
@@ -234,13 +252,13 @@ class AsyncCourier:
                     await self._opened(folder)
                     if folder.journal is not None:
                         await folder.scan(retry=True)
-                await self._until(lambda: not self._unfinished())
+                await self._until(lambda: not standing.unfinished(self._folders))
                 self._tell_bare()
                 await self._try_rows()
         except TimeoutError:
-            raise self._flush_error(f"not finished after {timeout:g} s", FlushTimeout) from None
-        if self._failed():
-            raise self._flush_error("some checkpoints are not in the bucket", FlushError)
+            raise standing.flush_error(self._folders, f"not finished after {timeout:g} s", FlushTimeout) from None
+        if standing.failed(self._folders):
+            raise standing.flush_error(self._folders, "some checkpoints are not in the bucket", FlushError)
         owed = tuple(self._payer.names()) if self._payer else ()
         return ShipReport(tuple(self._yard.shipped), self._yard.already, owed)
 
@@ -270,14 +288,12 @@ class AsyncCourier:
             with anyio.move_on_after(0.1):
                 await self._change.wait()
 
-    def _flush_error(self, what: str, kind: type[FlushError]) -> FlushError:
-        failed, unfinished = self._failed(), self._unfinished()
-        lines = [f"{name} failed: {why}" for name, why in failed.items()]
-        lines += [f"{name} unfinished: {why}" for name, why in unfinished.items()]
-        return kind("\n  ".join([what, *lines]), failed=tuple(failed), unfinished=tuple(unfinished))
-
-    async def ship(self, path: str | os.PathLike[str], job_id: str, *, settle_timeout: float = 60.0) -> Shipped:
+    async def ship(
+        self, path: str | os.PathLike[str], job_id: str, *, ordered: bool = True, settle_timeout: float = 60.0
+    ) -> Shipped:
         """Ship one checkpoint (its folder or its sidecar) without watching, and write its row.
+
+        ``ordered`` and ``settle_timeout`` are those of ``watch``.
 
         Raises ``CheckpointError`` when it is not complete within ``settle_timeout`` seconds, ``LockHeld`` when a
         courier already holds its directory, ``RemoteError`` when the store does not take it.
@@ -288,7 +304,7 @@ class AsyncCourier:
         folder = self._folder(folder_path.parent, job_id, WatchOptions(settle_timeout=settle_timeout))
         async with folder.opened():
             while True:
-                local = await until_ready(self._lane, folder_path, ordered=True, timeout=settle_timeout)
+                local = await until_ready(self._lane, folder_path, ordered=ordered, timeout=settle_timeout)
                 delivery = Delivery(
                     self._lane, journal_of(folder), folder.scope, self._keys(folder, local.name), local, self._rng
                 )
@@ -308,11 +324,11 @@ class AsyncCourier:
         now = time.monotonic()
         recent = sum(count for at, count in self._moves if now - at < 10)
         return Status(
-            queued=self._names(Phase.QUEUED),
-            in_flight=self._names(Phase.SHIPPING),
-            waiting=self._whys(Phase.WAITING, Phase.STALE),
-            failed={**self._troubles(), **self._whys(Phase.FAILED)},
-            parked=self._whys(Phase.PARKED),
+            queued=standing.names(self._folders, Phase.QUEUED),
+            in_flight=standing.names(self._folders, Phase.SHIPPING),
+            waiting=standing.whys(self._folders, Phase.WAITING, Phase.STALE),
+            failed={**standing.troubles(self._folders), **standing.whys(self._folders, Phase.FAILED)},
+            parked={**standing.tried_before(self._folders), **standing.whys(self._folders, Phase.PARKED)},
             rows_owed=tuple(self._payer.names()) if self._payer else (),
             sent_bytes=self._sent_bytes,
             rate=recent / 10,
@@ -322,7 +338,10 @@ class AsyncCourier:
         )
 
     def stop(self) -> None:
-        """Stop everything at once and leave what is unfinished resumable; a drain under way ends as well."""
+        """Stop everything at once and leave what is unfinished resumable; a drain under way ends as well.
+
+        The block of this courier ends at what it awaits next, without an error. Calling this again does nothing.
+        """
         if self._tasks is not None:
             self._tasks.cancel_scope.cancel()
             self._stopped = True
@@ -354,28 +373,3 @@ class AsyncCourier:
             if self._stopped:
                 raise Closed("the courier was stopped")
             await self._change.wait()
-
-    def _entries(self, *phases: Phase) -> list[tuple[Folder, Entry]]:
-        return [(f, entry) for f in self._folders for entry in f.entries.values() if entry.phase in phases]
-
-    def _names(self, *phases: Phase) -> tuple[str, ...]:
-        return tuple(folder.label(entry) for folder, entry in self._entries(*phases))
-
-    def _whys(self, *phases: Phase) -> dict[str, str]:
-        return {folder.label(entry): entry.why or f"still {entry.phase}" for folder, entry in self._entries(*phases)}
-
-    def _unfinished(self) -> dict[str, str]:
-        now = anyio.current_time()
-        stale = {
-            folder.label(entry): entry.why
-            for folder, entry in self._entries(Phase.STALE)
-            if now < entry.since + folder.options.settle_timeout
-        }
-        return {**self._whys(*UNFINISHED), **stale}
-
-    def _failed(self) -> dict[str, str]:
-        stale = {} if self._unfinished() else self._whys(Phase.STALE)
-        return {**self._troubles(), **self._whys(Phase.FAILED, Phase.PARKED), **stale}
-
-    def _troubles(self) -> dict[str, str]:
-        return {f"{folder.job_id}/ in {folder.path}": folder.trouble for folder in self._folders if folder.trouble}

@@ -35,10 +35,10 @@ from r2d1.heads import (
     claim,
     commit,
     has_objects,
-    is_ours,
     put_manifest,
     read_head,
     read_manifest,
+    was_ours,
     wipe,
 )
 from r2d1.journal import Done, Journal, Sent, StoredPart, StoredUpload, UnderWay, state_of
@@ -48,7 +48,8 @@ from r2d1.objects import BytesSource, ObjectStore, Part
 from r2d1.tasks import in_thread, run_bounded
 from r2d1.transfer.hashing import digest_file
 from r2d1.transfer.lane import Lane
-from r2d1.transfer.upload import OpenFile, SentPart, upload_file
+from r2d1.transfer.several import rows_up, upload_files
+from r2d1.transfer.upload import OpenFile, SentPart
 
 CREATED_BY = f"r2d1 {__version__}"
 _SHIPS = 3  # new ships for one state before giving up: only gc or a copied bucket takes one away
@@ -108,7 +109,7 @@ async def deliver(job: Delivery) -> tuple[Shipped, Manifest | None]:
             raise
         except (ShipLost, ObjectNotFound, UploadNotFound) as lost:  # what was sent vanished: gc, or somebody's hand
             job.tell.notice("warning", f"{job.of.name}: shipped once more, because {lost}")
-            await in_thread(job.journal.end_ship, job.scope, job.of.name)
+            await _abandon(job, ship)
         else:
             return await _note_done(job, done.head, is_new=done.is_ours), sealed.manifest if done.is_ours else None
     raise ShipLost(f"{job.of.name}: {_SHIPS} ships were taken away while they were being sent")
@@ -179,12 +180,13 @@ async def _upload(job: Delivery, ship: Ship) -> Sealed:
     )
     entries: dict[str, FileEntry] = {}
 
-    async def send(file: LocalFile) -> None:
-        entries[file.path] = await upload_file(
-            job.lane, log, folder=job.local.folder, prefix=ship.prefix, file=file, progress=job.moved
+    async def send(row: list[LocalFile]) -> None:
+        sent = await upload_files(
+            job.lane, log, folder=job.local.folder, prefix=ship.prefix, files=row, progress=job.moved
         )
+        entries.update((entry.path, entry) for entry in sent)
 
-    await run_bounded(job.lane.files_at_once, send, job.local.files)
+    await run_bounded(job.lane.files_at_once, send, list(rows_up(job.local.files, job.lane.part_size)))
     sidecar_key = job.of.sidecar(ship.prefix)
     raw_sidecar = job.local.sidecar.raw
     sidecar_etag = await job.store.put(sidecar_key, BytesSource(raw_sidecar), attributes=JSON)
@@ -262,13 +264,14 @@ async def _drop_under_way(job: Delivery, head: Head) -> None:
 async def _abandon(job: Delivery, ship: Ship) -> None:
     """Delete what a ship that will never be committed has sent, unless the head names it after all.
 
-    The journal knows a ship before its record is written. When the record turns out not to be ours, somebody
-    else uploads below that prefix, or gc has taken it, and nothing there is ours to delete.
+    The journal knows a ship before its record is written. When the record turns out to be somebody else's, nothing
+    below that prefix is ours to delete. Where gc was first, what we sent after it had looked is left, and no other
+    gc would find it without the record.
     """
     for upload in await in_thread(job.journal.uploads, job.scope, job.of.name):
         await job.store.abort_upload(upload.key, upload.upload_id)
     await in_thread(job.journal.forget_uploads, job.scope, job.of.name)
-    if await is_ours(job.store, ship):
+    if await was_ours(job.store, ship):
         await _sweep(job, ship)
         stored = await read_head(job.store, job.of)
         if stored is None or not stored.value.names(ship.prefix):
@@ -315,17 +318,18 @@ class _Log:
             return entry if (await _local_digest(self._job, file, entry))[0] == entry.digest else None
         return entry
 
-    async def record_sent(self, file: LocalFile, entry: FileEntry) -> None:
-        text = json.dumps(entry.to_fields())
-        path = self._job.local.folder / file.path
-        joined = f"{self._ship.prefix}/{file.key}" if entry.parts else None
-        self._unwritten.append(
-            Sent(file.path, text, path, file.identity, entry.part_size, entry.digest, tuple(entry.parts), joined)
-        )
+    async def record_sent(self, sent: Sequence[tuple[LocalFile, FileEntry]]) -> None:
+        self._unwritten.extend(self._sent_row(file, entry) for file, entry in sent)
         async with self._writing:  # whoever has its turn writes for all who wait
             batch, self._unwritten = self._unwritten, []
             if batch:
                 await in_thread(self._job.journal.record_sent, *self._where, self._ship.ship, batch)
+
+    def _sent_row(self, file: LocalFile, entry: FileEntry) -> Sent:
+        text = json.dumps(entry.to_fields())
+        path = self._job.local.folder / file.path
+        joined = f"{self._ship.prefix}/{file.key}" if entry.parts else None
+        return Sent(file.path, text, path, file.identity, entry.part_size, entry.digest, tuple(entry.parts), joined)
 
     async def open_file(self, file: LocalFile) -> OpenFile | None:
         stored = self._open.get(f"{self._ship.prefix}/{file.key}")

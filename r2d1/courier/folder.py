@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -13,9 +14,9 @@ import anyio
 from r2d1.checkpoint import Identity, LocalCheckpoint, Wait
 from r2d1.courier.looking import Seen, is_ours, look_at, settle
 from r2d1.courier.snapshot import snapshots, take_up
-from r2d1.errors import CheckpointError, FormatError, NameRefused
+from r2d1.errors import CheckpointError, FormatError, NameRefused, R2D1Error
 from r2d1.events import ShipFailed, Teller
-from r2d1.journal import Journal, state_of
+from r2d1.journal import Journal, Parked, state_of
 from r2d1.localstate import held, state_directory
 from r2d1.tasks import in_thread
 from r2d1.transfer.lane import Lane
@@ -94,6 +95,7 @@ class Folder:
     changed: Callable[[], None]
     journal: Journal | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
+    parked: dict[str, Parked] = field(default_factory=dict)  # by name, as the journal has it
     heads: frozenset[str] | None = None
     root: tuple[int, int] | None = None
     bare: tuple[str, ...] = ()  # folders named like checkpoints, without a sidecar
@@ -119,6 +121,7 @@ class Folder:
                         "warning", f"{name} was taken away before it was shipped; its snapshot is put back"
                     )
                 await in_thread(self._forget_gone, journal)
+                self.parked = await in_thread(journal.all_parked, self.scope)
                 yield journal
             finally:
                 self.journal = None
@@ -140,6 +143,9 @@ class Folder:
                 await in_thread(self._forget_gone, self.journal)
             for seen in look.seen:
                 await self._consider(seen, retry=retry)
+            if self.parked:
+                here = {entry.name for seen in look.seen if (entry := self.entries.get(seen.stem)) is not None}
+                await self._unpark(self.parked.keys() - here)
         self.changed()
         return True
 
@@ -222,9 +228,12 @@ class Folder:
         entry.state = state
         for warning in local.warnings:
             self.tell.notice("warning", f"{local.folder}: {warning}", once=f"{local.folder} {warning}")
+        if (parked := self.parked.get(local.name)) is not None and parked.state != state_of(local, ctime=False):
+            await self._unpark({local.name})
         done = await in_thread(self.journal.done, self.scope, local.name)
         if done is not None and done.state == entry.state and (self.heads is None or local.name in self.heads):
             entry.phase, entry.why = Phase.DONE, ""
+            await self._unpark({local.name} & self.parked.keys())
             return
         entry.phase, entry.why = Phase.QUEUED, ""
         self.enqueue(self, entry)
@@ -257,14 +266,35 @@ class Folder:
             self.tell(ShipFailed(self.job_id, entry.name, why, again))
             self.changed()
 
-    def park(self, entry: Entry, why: str, seconds: float) -> None:
-        """The store would not take it: try again after a pause."""
+    async def park(self, entry: Entry, why: str, seconds: float) -> None:
+        """The store would not take it: try again after a pause. The journal keeps the reason for other eyes."""
         entry.failures += 1
+        await self._record_parked(entry, why)  # first: when this is told, a process may end
         entry.phase, entry.why, entry.next_look = Phase.PARKED, why, anyio.current_time() + seconds
         self.tell(ShipFailed(self.job_id, entry.name, why, f"in {seconds:.0f} s"))
         self.changed()
 
+    async def _record_parked(self, entry: Entry, why: str) -> None:
+        """A record an attempt, and only of those that failed: nothing that is shipped waits for it."""
+        if entry.local is None or self.journal is None:
+            return
+        state, before = state_of(entry.local, ctime=False), self.parked.get(entry.name)
+        times = before.times + 1 if before is not None and before.state == state else 1
+        parked = self.parked[entry.name] = Parked(state, why, time.time(), times)
+        try:
+            await in_thread(self.journal.record_parked, self.scope, entry.name, parked)
+        except R2D1Error as exc:
+            self.tell.notice("warning", f"{entry.name}: why it is not shipped could not be noted: {exc}")
+
+    async def _unpark(self, names: Collection[str]) -> None:
+        """Forget why checkpoints were not taken that are shipped, were changed, or are gone."""
+        if names and self.journal is not None:
+            await in_thread(self.journal.forget_parked, self.scope, names)
+            for name in names:
+                self.parked.pop(name, None)
+
     def done(self, entry: Entry) -> None:
+        self.parked.pop(entry.name, None)  # the journal dropped it with its new record
         entry.phase, entry.why, entry.failures = Phase.DONE, "", 0
         if entry.is_outdated:  # its next sidecar was seen meanwhile: a flush waits for that one too
             entry.phase, entry.next_look = Phase.WAITING, 0.0

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 
 from r2d1 import keys
 from r2d1.checkpoint import LocalCheckpoint, Wait, inspect, judge
 from r2d1.courier.looking import is_ours, look_at, settle
 from r2d1.errors import CheckpointError, FormatError, NameRefused, Superseded
 from r2d1.heads import read_head, read_manifest
-from r2d1.journal import Done, state_of
+from r2d1.journal import Done, Parked, state_of
 from r2d1.keys import CheckpointKeys
 from r2d1.manifest import Manifest
 from r2d1.objects import ObjectStore
@@ -35,7 +36,10 @@ class Outlook(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """One checkpoint as it lies on disk and what shipping it would do. Sizes are bytes; ``why`` may be empty."""
+    """One checkpoint as it lies on disk and what shipping it would do. Sizes are bytes; ``why`` may be empty.
+
+    ``parked`` is why it was not taken the last time, None when it was not tried yet in its present state.
+    """
 
     folder: Path
     name: str
@@ -45,6 +49,7 @@ class Preview:
     files: tuple[tuple[str, int], ...] = ()
     left_out: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    parked: Parked | None = None
 
     @property
     def total_bytes(self) -> int:
@@ -67,10 +72,13 @@ async def preview_directory(
     return _without_twins(found)
 
 
-async def not_shipped(lane: Lane, directory: Path, job_id: str, done: Mapping[str, Done]) -> list[Preview]:
+async def not_shipped(
+    lane: Lane, directory: Path, job_id: str, done: Mapping[str, Done], parked: Mapping[str, Parked]
+) -> list[Preview]:
     """Preview what a directory holds that is not ``done`` (its journal's word) as it lies there.
 
-    The bucket is not asked, and nothing of what is done is read. Folders without a sidecar would wait for it.
+    What could be shipped and is ``parked`` in this state carries the reason. The bucket is not asked, and nothing of
+    what is done is read. Folders without a sidecar would wait for it.
     """
     look = await in_thread(look_at, directory, limiter=lane.disk)
     if look is None:
@@ -79,7 +87,7 @@ async def not_shipped(lane: Lane, directory: Path, job_id: str, done: Mapping[st
     for seen in look.seen:
         folder = directory / seen.stem
         if await in_thread(is_ours, directory, seen.stem, limiter=lane.disk) and not await _is_done(lane, folder, done):
-            left.append(await preview(lane, folder, job_id))
+            left.append(await preview(lane, folder, job_id, parked=parked))
     bare = [Preview(directory / name, name, Outlook.WAIT, "it has no sidecar") for name in look.bare]
     return [*_without_twins(left), *bare]
 
@@ -111,8 +119,12 @@ async def preview(
     ordered: bool = True,
     bucket: ObjectStore | None = None,
     drafted: LocalCheckpoint | None = None,
+    parked: Mapping[str, Parked] = MappingProxyType({}),
 ) -> Preview:
-    """Preview one checkpoint; ``drafted`` is its state with a sidecar that is still to be written."""
+    """Preview one checkpoint; ``drafted`` is its state with a sidecar that is still to be written.
+
+    ``parked`` says what a courier could not ship, and why.
+    """
     try:
         if drafted is None:
             local, verdict = await settle(lane, folder, ordered=ordered)
@@ -127,9 +139,12 @@ async def preview(
     if why := await in_thread(_why_unreadable, local, limiter=lane.disk):
         return _described(local, Outlook.FAIL, why)
     try:
-        return await _compared(lane, bucket, CheckpointKeys(job_id, local.name), local)
+        found = await _compared(lane, bucket, CheckpointKeys(job_id, local.name), local)
     except NameRefused as exc:
         return _described(local, Outlook.FAIL, str(exc))
+    known = parked.get(local.name)
+    is_parked = found.outlook is Outlook.SHIP and known is not None and known.state == state_of(local, ctime=False)
+    return replace(found, parked=known) if is_parked else found
 
 
 def _why_unreadable(local: LocalCheckpoint) -> str:

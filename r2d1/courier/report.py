@@ -38,7 +38,11 @@ class ShipReport:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """A courier now. Names are ``<job>/<name>``; ``rate`` is bytes per second over the last ten seconds."""
+    """A courier now. Names are ``<job>/<name>``; ``rate`` is bytes per second over the last ten seconds.
+
+    ``parked`` is what the store would not take and why: what waits for its next turn, and, until that is over, what is
+    queued or in flight again. The reasons are remembered from one courier of a directory to the next.
+    """
 
     queued: tuple[str, ...] = ()
     in_flight: tuple[str, ...] = ()

@@ -87,12 +87,12 @@ class Shipyard:
             folder.fail(entry, str(exc))
         except RemoteError as exc:
             slow = _LONGEST_PARK_S if not exc.transient else min(_LONGEST_PARK_S, _PARK_S * 2**entry.failures)
-            folder.park(entry, str(exc), slow)
+            await folder.park(entry, str(exc), slow)
         except (R2D1Error, OSError) as exc:
-            folder.park(entry, str(exc), _LONGEST_PARK_S)
+            await folder.park(entry, str(exc), _LONGEST_PARK_S)
         except Exception as exc:
             log.exception("shipping %s failed in a way r2d1 does not know; please report it", folder.label(entry))
-            folder.park(entry, f"{type(exc).__name__}: {exc}", _LONGEST_PARK_S)
+            await folder.park(entry, f"{type(exc).__name__}: {exc}", _LONGEST_PARK_S)
         else:
             if self.payer is not None and shipped.is_new:
                 await self.payer.owe(folder, shipped.name, manifest, shipped.prefix)

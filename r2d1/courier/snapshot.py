@@ -45,6 +45,7 @@ def pin(local: LocalCheckpoint) -> LocalCheckpoint:
     pinned = inspect(folder)
     if local.doubtful_in(pinned) is None:  # rewritten since it was settled, perhaps in part only
         raise Superseded(f"{local.folder}: changed before it was pinned")
+    _mark(folder).write_text(state_of(pinned, ctime=False), encoding="ascii")
     return pinned
 
 
@@ -52,7 +53,8 @@ def take_up(directory: Path, journal: Journal, scope: str) -> list[str]:
     """Settle what a courier that died has left pinned; returns the names of what was put back to be shipped.
 
     A checkpoint that rotation took away meanwhile exists nowhere but here: it goes back to where it was. Of anything
-    else the trainer's folder or the bucket has it, or it was never pinned whole.
+    else the trainer's folder or the bucket has it, or it was never pinned whole, or its files, which it shares with
+    the trainer's folder, were rewritten in place for the next version.
     """
     home, put_back = snapshots(directory), []
     if home.is_symlink() or not home.is_dir():
@@ -61,29 +63,41 @@ def take_up(directory: Path, journal: Journal, scope: str) -> list[str]:
         if not folder.is_dir() or folder.is_symlink():
             continue
         original = directory / folder.name
-        if original.exists() or _sidecar(original).exists() or not _is_needed(folder, journal, scope):
-            unpin(folder)
-            continue
-        os.rename(folder, original)
-        os.rename(_sidecar(folder), _sidecar(original))
-        fsync_folder(directory)
-        put_back.append(folder.name)
+        if not _is_taken(original, folder) and _is_needed(folder, journal, scope):
+            if not _sidecar(original).exists():
+                os.link(_sidecar(folder), _sidecar(original))
+            os.rename(folder, original)  # now it is whole; before, the next start goes on from here
+            fsync_folder(directory)
+            put_back.append(folder.name)
+        unpin(folder)
     return put_back
+
+
+def _is_taken(original: Path, folder: Path) -> bool:
+    """Whether the trainer has this checkpoint, or has begun another one of its name."""
+    sidecar, mine = _sidecar(original), _sidecar(folder)
+    return original.exists() or (sidecar.exists() and not (mine.exists() and sidecar.samefile(mine)))
 
 
 def _is_needed(folder: Path, journal: Journal, scope: str) -> bool:
     try:
-        pinned = inspect(folder)
-    except (CheckpointError, FormatError, NameRefused):
+        pinned, was = inspect(folder), _mark(folder).read_text(encoding="ascii")
+    except (CheckpointError, FormatError, NameRefused, FileNotFoundError):
         return False
     done = journal.done(scope, pinned.name)
-    return done is None or done.state != state_of(pinned, ctime=False)
+    return was == state_of(pinned, ctime=False) and (done is None or done.state != was)
 
 
 def unpin(folder: Path) -> None:
     """Drop a pinned checkpoint; the trainer's own files are not touched."""
     remove_tree(folder)
     _sidecar(folder).unlink(missing_ok=True)
+    _mark(folder).unlink(missing_ok=True)
+
+
+def _mark(folder: Path) -> Path:
+    """Holds the state that was pinned, and is written last."""
+    return folder.with_name(f".{folder.name}")
 
 
 def _sidecar(folder: Path) -> Path:

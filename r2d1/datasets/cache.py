@@ -90,7 +90,7 @@ class UnitCache:
             return None
         return pin
 
-    def store(self, sha256: str, data: bytes) -> Pin:
+    def store(self, sha256: str, data: bytes | bytearray) -> Pin:
         """Keep a unit whose hash was checked; ``NoSpace`` when the disk is full."""
         self._make_ready()
         temporary = self.directory / f".{sha256}.{secrets.token_hex(8)}.tmp"
@@ -237,7 +237,7 @@ def _read_all(handle: int) -> bytes:
     return bytes(data)
 
 
-def _write_all(handle: int, data: bytes) -> None:
+def _write_all(handle: int, data: bytes | bytearray) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(handle, view) :]

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import operator
 import os
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVarTuple
+from typing import TYPE_CHECKING, Self
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from r2d1.bases import Base
+from r2d1.bases import Base, Data
 from r2d1.datasets.background import Background, Emit, taken
 from r2d1.datasets.cache import Pin, UnitCache
 from r2d1.datasets.manifest import ShardManifest
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from r2d1.datasets.spec import DatasetSpec
-
-Ts = TypeVarTuple("Ts")
 
 STREAMS = 8
 DEPTH = 8
@@ -228,7 +227,7 @@ class _Pipeline:
                 await self._stages(source, emit)
 
     async def _stages(self, source: UnitSource, emit: Emit[int]) -> None:
-        window = anyio.Semaphore(self._plan.depth)
+        window = anyio.Semaphore(self._plan.depth, fast_acquire=True)
         ordered_in, ordered = anyio.create_memory_object_stream[_Unit](self._plan.depth)
         work_in, work = anyio.create_memory_object_stream[_Unit](self._plan.depth)
         async with ordered_in, ordered, work_in, work, anyio.create_task_group() as tasks:
@@ -266,25 +265,29 @@ class _Pipeline:
                 unit.done.set()
 
     async def _obtain(self, source: UnitSource, number: int) -> Pin:
-        sha256, cache = source.manifest.unit_sha256s[number], self._plan.cache
+        sha256 = source.manifest.unit_sha256s[number]
         async with self._alone(sha256):
-            pin = await in_thread(self._noted, cache.pin, sha256)
+            pin = await in_thread(self._found, sha256)
             if pin is None:
-                pin = await in_thread(self._noted, cache.store, sha256, await source.fetch(number))
-            assert pin is not None
+                pin = await source.fetch(number, partial(self._stored, sha256))
             return pin
 
-    def _noted(self, make: Callable[[*Ts], Pin | None], *args: *Ts) -> Pin | None:
-        """Make a pin and note it on the same thread: none is lost when this task is cancelled meanwhile."""
-        pin = make(*args)
+    def _found(self, sha256: str) -> Pin | None:
+        """Pins are noted on the thread that makes them: none is lost when this task is cancelled meanwhile."""
+        pin = self._plan.cache.pin(sha256)
         if pin is not None:
             self._pins.add(pin)
+        return pin
+
+    def _stored(self, sha256: str, data: Data) -> Pin:
+        pin = self._plan.cache.store(sha256, data)
+        self._pins.add(pin)
         return pin
 
     @asynccontextmanager
     async def _alone(self, sha256: str) -> AsyncGenerator[None, None]:
         """Units with the same bytes are fetched one after another, so that the second finds the first one's file."""
-        lock, waiting = self._by_sha256.setdefault(sha256, (anyio.Lock(), []))
+        lock, waiting = self._by_sha256.setdefault(sha256, (anyio.Lock(fast_acquire=True), []))
         waiting.append(1)
         try:
             async with lock:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from r2d1.bases import TRIES, Base, BaseReader, WrongBytes, open_reader, read_verified
+from r2d1.bases import TRIES, Base, BaseReader, Data, WrongBytes, open_reader, read_kept
 from r2d1.datasets.background import run_to_end
 from r2d1.datasets.layout import MANIFEST_NAME
 from r2d1.datasets.manifest import ShardManifest
@@ -21,6 +21,8 @@ from r2d1.tasks import in_thread
 
 if TYPE_CHECKING:
     from r2d1.datasets.spec import DatasetSpec
+
+T = TypeVar("T")
 
 #: A base that failed so many units in a row is asked last.
 _STRIKES = 3
@@ -55,23 +57,26 @@ class UnitSource:
     ranking: Ranking
     tell: Teller
 
-    async def fetch(self, unit: int) -> bytes:
-        """The bytes of a unit from the first base that gives the right ones.
+    async def fetch(self, unit: int, keep: Callable[[Data], T]) -> T:
+        """A unit from the first base that gives the right bytes: ``keep`` gets them in a worker thread.
+
+        Returns what that returns, and raises what it raises.
 
         ``IntegrityError`` when bases answered, and all of them wrongly; else ``RemoteUnavailable`` with what each said.
         """
         shard, at, size = self.manifest.unit_place(unit)
+        span = ByteRange(at, at + size)
         key, sha256 = self.manifest.shard_key(shard), self.manifest.unit_sha256s[unit]
         failures: list[RemoteError] = []
         for base in self.ranking.order():
             try:
-                data = await read_verified(self.readers[base], key, ByteRange(at, at + size), sha256, tell=self.tell)
+                kept = await read_kept(self.readers[base], key, span, sha256, keep, tell=self.tell)
             except RemoteError as error:
                 failures.append(error)
                 self.ranking.note(base, gave=False)
             else:
                 self.ranking.note(base, gave=True)
-                return data
+                return kept
         raise _no_base(f"unit {unit}", failures)
 
 

@@ -138,7 +138,7 @@ async def _trainer(home: Path, engine: str, *more: str) -> AsyncIterator[Process
     package_home = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH")]))
     process = await anyio.open_process(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=None, env={**os.environ, "PYTHONPATH": path}
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=None, env={**os.environ, "PYTHONPATH": path}
     )
     async with process:
         try:

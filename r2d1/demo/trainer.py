@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
+import time
 from pathlib import Path
+from typing import NoReturn
 
 from r2d1.demo import network
 from r2d1.sidecar import write_sidecar
@@ -52,11 +55,18 @@ def _checkpoint(net: network.Network, directory: Path, epoch: int, loss: float, 
     network.save_weights(net, folder)
     if hang:
         _say(epoch=epoch, hangs=True)
-        sys.stdin.read()  # until somebody kills us, or goes away
-        return
+        _hang()
     network.save_momentum(net, folder)
     write_sidecar(folder, epoch=epoch, metadata={"loss": loss})
     _say(epoch=epoch, loss=loss)
+
+
+def _hang() -> NoReturn:
+    """Stay until somebody kills us, or whoever has started us is gone: an orphan would stay for ever."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    raise SystemExit("the trainer hung, and who started it is gone")
 
 
 def _say(**fields: object) -> None:

@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
@@ -21,17 +22,20 @@ from r2d1.errors import (
     MissingObjects,
     ObjectNotFound,
     PreconditionFailed,
+    R2D1Error,
     RangeRefused,
+    UriError,
 )  # fmt: skip
 from r2d1.events import Observer, PullFinished, Teller
 from r2d1.fetcher.bringing import Bringing, Brought, bring, from_legacy, from_manifest, missing_objects
 from r2d1.fetcher.info import FetchInfo
 from r2d1.fetcher.prefix import bring_prefix, list_prefix
 from r2d1.finding import Found, find_latest, find_named, is_known
-from r2d1.heads import read_manifest
+from r2d1.heads import read_head, read_manifest
 from r2d1.keys import CheckpointKeys
 from r2d1.manifest import Manifest
 from r2d1.observers import to_log
+from r2d1.placing import disk_errors
 from r2d1.remote import Remote
 from r2d1.settings import Settings
 from r2d1.tasks import in_thread
@@ -109,6 +113,8 @@ class AsyncFetcher:
     async def pull(self, source: str, dest: str | os.PathLike[str], force: bool = False) -> FetchInfo:
         """Bring what a URI means below ``dest``; ``found=False`` when nothing is there, every failure raises.
 
+        Of a checkpoint that was deleted, or is still being shipped, ``why`` says so.
+
         Args:
             source: ``r2://jobs/<id>/latest`` (highest epoch), ``r2://jobs/<id>/<name>``, or ``r2://<prefix>``.
             dest: a directory, made if missing. A checkpoint lands in ``<dest>/<name>/`` with ``<dest>/<name>.json``
@@ -118,16 +124,18 @@ class AsyncFetcher:
         The folder appears under its name only when all of it was verified; an interrupted pull leaves what
         was there before and is resumed by the next one.
 
-        Raises ``UriError``, ``AccessRefused``, ``BucketNotFound``, ``RemoteUnavailable``, ``IntegrityError`` for
-        damage that stays, ``MissingObjects`` listing every key, ``CheckpointGone``, ``FormatError`` for what a
-        newer r2d1 wrote, ``NoSpace``, ``UnsafeDestination``, ``NameRefused``.
+        Raises ``UriError`` (also for the key of one object, which is no prefix), ``AccessRefused``, ``BucketNotFound``,
+        ``RemoteUnavailable``, ``IntegrityError`` for damage that stays, ``MissingObjects`` listing every key,
+        ``CheckpointGone``, ``FormatError`` for what a newer r2d1 wrote, ``NoSpace``, ``UnsafeDestination``,
+        ``NameRefused``.
         """
         lane = self._open_lane()
         target = parse_uri(source)
         path = Path(dest).absolute()
-        await in_thread(lambda: path.mkdir(parents=True, exist_ok=True))
         started = anyio.current_time()
-        info, brought, total = await self._pull(lane, target, source, path, force)
+        with disk_errors(f"pulling {keys.shown(source)} into {path}"):
+            await in_thread(lambda: path.mkdir(parents=True, exist_ok=True))
+            info, brought, total = await self._pull(lane, target, source, path, force)
         if info.found:
             seconds = anyio.current_time() - started
             name = info.name or source
@@ -158,8 +166,10 @@ class AsyncFetcher:
             result = await self._pull_checkpoint(
                 lane, lambda: find_named(lane.store, of, self._tell), source, root, dest, force
             )
-            if result[0].found or await is_known(lane.store, of):
+            if result[0].found:
                 return result
+            if why := await self._why_absent(lane, of):
+                return replace(result[0], why=why), *result[1:]
             target = Prefix(f"jobs/{of.job_id}/{of.name}")
         return await self._pull_prefix(lane, target.prefix, source, dest, force)
 
@@ -178,9 +188,28 @@ class AsyncFetcher:
         raise IntegrityError(f"{source}: the checkpoint changed under each of {_STARTS} pulls; try again later")
 
     async def _gone(self, lane: Lane, of: CheckpointKeys) -> CheckpointGone:
-        newest = await find_latest(lane.store, self._catalog, of.job_id, self._tell)
-        now = f"newest now is {newest.of.name} (epoch {newest.epoch})" if newest else "the job has no other checkpoint"
+        now = await self._newest_now(lane, of.job_id)
         return CheckpointGone(f"r2://jobs/{of.job_id}/{of.name} was deleted while it was being pulled; {now}")
+
+    async def _newest_now(self, lane: Lane, job_id: str) -> str:
+        newest = await find_latest(lane.store, self._catalog, job_id, self._tell)
+        return f"newest now is {newest.of.name} (epoch {newest.epoch})" if newest else "the job has no other checkpoint"
+
+    async def _why_absent(self, lane: Lane, of: CheckpointKeys) -> str:
+        """What the bucket knows of a checkpoint that it does not have; empty when it never heard of it."""
+        stored = await read_head(lane.store, of)
+        if stored is not None and stored.value.deleted:
+            try:
+                return f"it was deleted; {await self._newest_now(lane, of.job_id)}"
+            except R2D1Error as exc:  # that one is absent is certain all the same
+                return f"it was deleted; which one is newest now cannot be told: {exc}"
+        return "a ship of it was begun and is not committed yet" if await is_known(lane.store, of) else ""
+
+    def _why_nothing_below(self, prefix: str) -> str:
+        """A likely mistake, which would pass for a fresh start."""
+        first, slash, rest = prefix.partition("/")
+        is_bucket = bool(slash) and first == self.settings.bucket
+        return f"a URI names no bucket, and nothing lies below {first}/ in it; perhaps r2://{rest}" if is_bucket else ""
 
     async def _pull_prefix(
         self, lane: Lane, prefix: str, source: str, dest: Path, force: bool
@@ -188,7 +217,9 @@ class AsyncFetcher:
         for start in range(_STARTS):
             wanted = await list_prefix(lane.store, prefix, lane.part_size)
             if not wanted:
-                return FetchInfo(dest, source, found=False), Brought(is_cached=False), 0
+                await _refuse_one_object(lane, prefix, source)
+                why = self._why_nothing_below(prefix)
+                return FetchInfo(dest, source, found=False, why=why), Brought(is_cached=False), 0
             total = sum(one.size for one in wanted)
             try:
                 brought = await bring_prefix(lane, source, prefix, dest, wanted, force=force and start == 0)
@@ -197,6 +228,16 @@ class AsyncFetcher:
                 continue
             return FetchInfo(dest, source, cached=brought.is_cached, size_mb=total / 2**20), brought, total
         raise IntegrityError(f"{source}: the objects changed under each of {_STARTS} pulls; try again later")
+
+
+async def _refuse_one_object(lane: Lane, key: str, source: str) -> None:
+    """The key of one object is no prefix: nothing lies below it, and that is no fresh start."""
+    try:
+        await lane.store.head(key)
+    except ObjectNotFound:
+        return
+    above = source.rstrip("/").rpartition("/")[0]
+    raise UriError(f"{keys.shown(source)} is one object, not a prefix: pull what it lies in, {keys.shown(above)}")
 
 
 class _CheckpointPull:

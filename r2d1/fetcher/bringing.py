@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from r2d1 import keys, placing
 from r2d1.checkpoint import LocalCheckpoint, inspect
 from r2d1.digest import digest_of, split_digest
 from r2d1.documents import Head
-from r2d1.errors import CheckpointError, FormatError, IntegrityError, NameRefused
+from r2d1.errors import CheckpointError, FormatError, IntegrityError, NameRefused, NoSpace
 from r2d1.events import BytesMoved, PullStarted
 from r2d1.journal import Done, Journal, scope_of, state_of
 from r2d1.keys import CheckpointKeys
@@ -22,9 +22,10 @@ from r2d1.manifest import FileEntry, Manifest
 from r2d1.objects import ObjectStore
 from r2d1.sidecar import MAX_SIDECAR_BYTES
 from r2d1.tasks import entered, in_thread, run_bounded
-from r2d1.transfer.download import Wanted, fetch_file
+from r2d1.transfer.download import Wanted
 from r2d1.transfer.hashing import digest_file
 from r2d1.transfer.lane import Lane
+from r2d1.transfer.several import fetch_files, rows_down
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,8 @@ async def bring(lane: Lane, job: Bringing, *, force: bool) -> Brought:
     """Have the checkpoint on disk, whole and verified; does nothing when it is there already.
 
     Raises ``IntegrityError`` for damage that stays, ``ObjectNotFound`` and ``PreconditionFailed`` when the
-    bucket has changed, ``NoSpace`` before the first byte, ``UnsafeDestination``, ``NameRefused``.
+    bucket has changed, ``NoSpace`` before the first byte or when others fill the disk, ``UnsafeDestination``,
+    ``NameRefused``.
     """
     await in_thread(keys.check_paths, [wanted.path for wanted in job.wanted])
     async with (
@@ -165,16 +167,26 @@ async def _fetch_and_place(lane: Lane, job: Bringing, journal: Journal) -> Broug
     moved = _progress(lane, job)
     sidecar = await _read_sidecar(lane.store, job)
 
-    async def fetch(one: Wanted) -> None:
-        fetched = await fetch_file(lane, one, staging / one.path, moved, is_staged=one.path in staged)
+    async def fetch(row: list[Wanted]) -> None:
+        fetched = await fetch_files(lane, row, staging, moved, staged=staged)
         brought.fetched_bytes += fetched
 
-    await run_bounded(lane.files_at_once, fetch, job.wanted)
+    async with telling_room(staging, sizes):
+        await run_bounded(lane.files_at_once, fetch, list(rows_down(job.wanted, staged)))
     with anyio.CancelScope(shield=True):  # a few renames: to be cut between them would only cost a second pull
         await _keep_what_is_nowhere_else(lane, job, journal)
         folder = await in_thread(placing.place_checkpoint, job.root, job.of.name, staging, sidecar)
         await _record(lane.store, job, journal, await in_thread(inspect, folder))
     return brought
+
+
+@asynccontextmanager
+async def telling_room(staging: Path, sizes: Mapping[str, int]) -> AsyncIterator[None]:
+    """Have a disk that became full meanwhile say how much is still to come, and how much is free."""
+    try:
+        yield
+    except NoSpace as full:
+        raise await in_thread(placing.out_of_room, full, staging, sizes) from full
 
 
 async def _keep_what_is_nowhere_else(lane: Lane, job: Bringing, journal: Journal) -> None:

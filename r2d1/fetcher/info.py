@@ -23,6 +23,8 @@ class FetchInfo:
         manifest: digest of the manifest that was verified against, None when there is none.
         verified: True when every byte was checked against a digest (False for prefixes and 0.2's checkpoints).
         timestamp, metadata: what the sidecar says.
+        why: why nothing was found, where more is known than that: the checkpoint was deleted (and which one is newest
+            now), is still being shipped, or the URI begins with the bucket's name.
     """
 
     local_dir: Path
@@ -36,3 +38,4 @@ class FetchInfo:
     verified: bool = False
     timestamp: float | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    why: str = ""

@@ -11,7 +11,7 @@ from r2d1 import keys, placing
 from r2d1.checkpoint import Identity
 from r2d1.digest import digest_of
 from r2d1.events import BytesMoved, PullStarted
-from r2d1.fetcher.bringing import Brought
+from r2d1.fetcher.bringing import Brought, telling_room
 from r2d1.journal import Journal
 from r2d1.objects import ObjectInfo, ObjectStore
 from r2d1.tasks import entered, in_thread, run_bounded
@@ -76,8 +76,10 @@ async def _fetch(
         fetched = await fetch_file(lane, one, staging / one.path, moved, is_staged=one.path in staged)
         brought.fetched_bytes += fetched
         await in_thread(_place, journal, lane, dest, staging, one)
+        del sizes[one.path]
 
-    await run_bounded(lane.files_at_once, fetch, todo)
+    async with telling_room(staging, sizes):
+        await run_bounded(lane.files_at_once, fetch, todo)
     await in_thread(placing.remove_tree, staging)
     return brought
 

@@ -9,7 +9,7 @@ One call is one attempt: retrying is ``objects/resilient.py``'s work.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -123,6 +123,38 @@ class BytesSource:
             yield view[at : at + block_size]
 
 
+class BytesSink:
+    """A sink that keeps everything in ``data``."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, block: bytes | bytearray | memoryview) -> None:
+        self.data += block
+
+
+@dataclass(frozen=True, slots=True)
+class SmallPut:
+    """A small object to be written. ``check`` is called once, in a worker thread, before the source is read."""
+
+    key: str
+    source: Source
+    check: Callable[[], BodyCheck | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SmallGet:
+    """A small object to be read whole, of ``size`` bytes (above 0). ``take`` gets them in a worker thread.
+
+    ``take`` returns whether they are right; what it raises fails the call as it is.
+    """
+
+    key: str
+    size: int
+    if_match: str | None
+    take: Callable[[bytes], bool]
+
+
 class ObjectStore(Protocol):
     """A bucket. Keys are NFC text of 1 to 1,024 bytes.
 
@@ -147,6 +179,19 @@ class ObjectStore(Protocol):
 
         ``if_none_match`` succeeds only when the key is absent, ``if_match`` only when it has this ETag;
         else ``PreconditionFailed``. ``signed_sha256`` (hex) is sent as ``x-amz-content-sha256``.
+        """
+
+    async def put_several(self, puts: Sequence[SmallPut]) -> Sequence[str]:
+        """Write small objects one after another; returns the ETags of as many as went well, from the first on.
+
+        One wait for all costs a fraction of one for each. It ends at the first that the store or the network does
+        not take at once, without a word: the caller sends the rest by ``put``, which tries again and tells.
+        """
+
+    async def get_several(self, gets: Sequence[SmallGet]) -> int:
+        """Read small objects one after another; returns how many went well, from the first on.
+
+        It ends like ``put_several``, and where ``take`` says no: the caller asks for the rest by ``get_range``.
         """
 
     async def get(self, key: str, *, limit: int) -> tuple[bytes, ObjectInfo]:

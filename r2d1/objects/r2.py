@@ -5,11 +5,9 @@ Settings that R2 wants, and why: https://developers.cloudflare.com/r2/api/s3/api
 
 from __future__ import annotations
 
-import re
 from base64 import b64encode
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,17 +33,21 @@ from r2d1.objects import (
     OpenUpload,
     Part,
     Sink,
+    SmallGet,
+    SmallPut,
     Source,
 )
 from r2d1.objects import r2_shapes as shapes
 from r2d1.objects.pace import Pace
 from r2d1.objects.r2_bodies import UploadBody, deliver, md5_of, read_whole
+from r2d1.objects.r2_call import Call, reading
 from r2d1.objects.r2_checks import CheckSupport
 from r2d1.objects.r2_refusals import require_deleted
 from r2d1.tasks import in_thread
 
 if TYPE_CHECKING:
     from r2d1.objects.wire import Wire
+    from r2d1.objects.wire_several import Several
     from r2d1.settings import Settings
 
 #: Seconds without a byte in either direction after which a request is given up.
@@ -59,8 +61,6 @@ _BESIDE = 4
 
 #: Bodies up to this size are sent from memory, and signed.
 _SMALL = 64 << 10
-
-_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 
 #: What a page says of the next one, and how that is asked for.
 _TOKEN = {"NextContinuationToken": "ContinuationToken"}
@@ -88,6 +88,7 @@ class R2Store:
         self._exits = AsyncExitStack()
         self._client: Any = None
         self._wire: Wire | None = None
+        self._several: Several | None = None
         self._translated: Any = None
         self._closed = False
 
@@ -113,10 +114,30 @@ class R2Store:
         )
         return shapes.etag(answer)
 
+    async def put_several(self, puts: Sequence[SmallPut]) -> Sequence[str]:
+        await self._connected()
+        if self._several is None:
+            return ()
+        etags: list[str] = []
+        with suppress(RemoteError):  # the caller sends the rest by itself
+            if not self._checks.is_proven("PutObject"):
+                first = puts[0]
+                etags.append(await self.put(first.key, first.source, check=await in_thread(first.check)))
+            async with self._slots:
+                await self._several.put(puts[len(etags) :], etags, self._checks, self._threads)
+        return etags
+
+    async def get_several(self, gets: Sequence[SmallGet]) -> int:
+        await self._connected()
+        if self._several is None:
+            return 0
+        async with self._slots:
+            return await self._several.get(gets, self._threads)
+
     async def get(self, key: str, *, limit: int) -> tuple[bytes, ObjectInfo]:
         async with self._call("GetObject", key) as call:
             answer = await call.send(Key=key)
-            async with _reading(answer) as body:
+            async with reading(answer) as body:
                 size = shapes.length(call.operation, key, answer)
                 if size > limit:
                     raise FormatError(f"{key}: {size} bytes, at most {limit} are read")
@@ -149,7 +170,7 @@ class R2Store:
     async def _fetch(self, params: Mapping[str, Any], sink: Sink, landing: shapes.Landing) -> int:
         async with self._call("GetObject", landing.key) as call:
             answer = await call.send(**params)
-            async with _reading(answer) as body:
+            async with reading(answer) as body:
                 skip, size = landing.place(answer)
                 return await deliver(body.content, sink, skip=skip, size=size, threads=self._threads, moved=call.moved)
 
@@ -320,13 +341,13 @@ class R2Store:
             params |= following
 
     @asynccontextmanager
-    async def _call(self, operation: str, subject: str, *, idle_s: float | None = None) -> AsyncIterator[_Call]:
+    async def _call(self, operation: str, subject: str, *, idle_s: float | None = None) -> AsyncIterator[Call]:
         """One request: its errors translated, and given up when nothing moves for ``idle_s`` seconds."""
         idle_s = self._idle_s if idle_s is None else idle_s
         async with self._slots:
             client = await self._connected()
             scope = anyio.CancelScope(deadline=anyio.current_time() + idle_s)
-            call = _Call(operation, subject, client, self._bucket, scope, idle_s)
+            call = Call(operation, subject, client, self._bucket, scope, idle_s)
             with self._translated(operation, subject, idle_s=idle_s):
                 with scope:
                     yield call
@@ -343,58 +364,23 @@ class R2Store:
         return self._client
 
     async def _connect(self) -> None:
-        context, self._wire, self._translated = await in_thread(
-            _prepare, self._settings, self._threads.total_tokens, self._idle_s
+        context, self._wire, self._several, self._translated = await in_thread(
+            _prepare, self._settings, self._threads.total_tokens, self._idle_s, self._pace
         )
         self._client = await self._exits.enter_async_context(context)
 
 
-def _prepare(settings: Settings, connections: float, idle_s: float) -> tuple[Any, Wire | None, Any]:
+def _prepare(
+    settings: Settings, connections: float, idle_s: float, pace: Pace | None
+) -> tuple[Any, Wire | None, Several | None, Any]:
     """The client to enter, the data plane, the translation of errors. Imports aioboto3: blocks for half a second."""
     from r2d1.objects.r2_client import open_client
     from r2d1.objects.r2_errors import redactor, translated
     from r2d1.objects.wire import Wire
+    from r2d1.objects.wire_several import Several
 
     secrets = (settings.secret_key, settings.session_token)
     redact = redactor(settings.access_key, *(secret.reveal() for secret in secrets if secret))
     wire = Wire(settings, idle_s=idle_s, redact=redact) if settings.transport == "wire" else None
-    return open_client(settings, connections=int(connections)), wire, partial(translated, redact=redact)
-
-
-@dataclass(slots=True)
-class _Call:
-    """A request under way."""
-
-    operation: str
-    subject: str
-    client: Any
-    bucket: str
-    scope: anyio.CancelScope
-    idle_s: float
-
-    async def send(self, **params: Any) -> dict[str, Any]:
-        method = getattr(self.client, _CAPITAL.sub("_", self.operation).lower())
-        answer: dict[str, Any] = await method(Bucket=self.bucket, **params)
-        try:
-            shapes.require_s3(self.operation, self.subject, answer)
-        except RemoteError:
-            if (body := answer.get("Body")) is not None:
-                body.close()
-            raise
-        return answer
-
-    def moved(self) -> None:
-        """Bytes moved: the idle time begins anew."""
-        self.scope.deadline = anyio.current_time() + self.idle_s
-
-
-@asynccontextmanager
-async def _reading(answer: dict[str, Any]) -> AsyncIterator[Any]:
-    """The body of an answer; its connection is kept for the next request only when all was read."""
-    body = answer["Body"]
-    try:
-        yield body
-    except BaseException:
-        body.close()
-        raise
-    body.release()
+    several = Several(wire, pace) if wire is not None else None
+    return open_client(settings, connections=int(connections)), wire, several, partial(translated, redact=redact)

@@ -28,6 +28,10 @@ class CheckSupport:
         self._doubt = 0
         self._refused = False
 
+    def is_proven(self, operation: str) -> bool:
+        """Whether the store has taken a check with this operation."""
+        return operation in self._proven
+
     async def tried(
         self,
         operation: str,

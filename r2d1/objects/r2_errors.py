@@ -17,12 +17,11 @@ from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 from botocore.parsers import ResponseParserError
 
 from r2d1.errors import ConfigError, NotSent, RemoteError, RemoteUnavailable
-from r2d1.objects.r2_refusals import Refusal, error_for
+from r2d1.objects.r2_refusals import CHECK_NETWORK, Refusal, error_for
 from r2d1.objects.r2_transport import ConnectionBroken
 
 Redact = Callable[[str], str]
 
-CHECK_NETWORK = "Check the network, the proxy and the endpoint"
 NOT_S3 = "Something other than an S3 server answers there: check R2D1_ACCOUNT_ID or R2D1_R2_ENDPOINT_URL"
 _SIGNED = re.compile(r"(?i)(signature|credential|authorization|x-amz-security-token)\s*[=:]\s*[^\s,&<]+")
 _MAX_REASON = 300

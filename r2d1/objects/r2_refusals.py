@@ -26,6 +26,7 @@ from r2d1.errors import (
     UploadNotFound,
 )
 
+CHECK_NETWORK = "Check the network, the proxy and the endpoint"
 _CREDENTIALS = "Check the R2 access key and secret key: `r2d1 secrets` shows where each comes from"
 _ENDPOINT = "Something other than an S3 server may be answering: check R2D1_ACCOUNT_ID or R2D1_R2_ENDPOINT_URL"
 _TEMPORARY = "The temporary credentials are over or not valid here: get new ones, or remove R2D1_SESSION_TOKEN"

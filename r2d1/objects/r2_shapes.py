@@ -31,10 +31,14 @@ _ALWAYS_SAID = {
 
 
 def require_s3(operation: str, subject: str, answer: Answer) -> None:
-    """Raise ``RemoteError`` when an answer lacks what S3 always says."""
+    """Raise ``RemoteError`` when an answer lacks what S3 always says, or says an ETag that no request can repeat."""
     said = _ALWAYS_SAID.get(operation)
     if said is not None and all(answer.get(name) is None for name in said):
         raise unreadable(operation, subject, f"an answer without {said[0]}")
+    for one in (answer, *(answer.get("Contents") or ()), *(answer.get("Parts") or ())):
+        tag = etag(one)
+        if not (tag.isascii() and tag.isprintable()):
+            raise unreadable(operation, subject, f"an ETag that is no printable ASCII: {tag[:40]!a}")
 
 
 def unreadable(operation: str, subject: str, reason: str) -> RemoteError:

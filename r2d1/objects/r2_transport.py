@@ -16,14 +16,13 @@ from aiobotocore.awsrequest import AioAWSResponse
 from yarl import URL
 
 from r2d1.objects.r2_bodies import UploadBody
+from r2d1.objects.wire_connect import CONNECT_S
 
 if TYPE_CHECKING:
     import ssl
 
     from aiohttp.connector import AddrInfoType
     from botocore.awsrequest import AWSPreparedRequest
-
-CONNECT_S = 10.0
 
 #: Seconds an idle connection is kept: short of what servers and middle boxes usually allow.
 _KEEPALIVE_S = 15.0

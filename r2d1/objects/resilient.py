@@ -23,6 +23,8 @@ from r2d1.objects import (
     OpenUpload,
     Part,
     Sink,
+    SmallGet,
+    SmallPut,
     Source,
 )
 from r2d1.retry import Brake, RetryPolicy, retried
@@ -70,6 +72,14 @@ class Resilient:
             ),
             unless=lambda error: is_conditional and error.ambiguous,
         )
+
+    async def put_several(self, puts: Sequence[SmallPut]) -> Sequence[str]:
+        await self._brake.wait()
+        return await self._store.put_several(puts)
+
+    async def get_several(self, gets: Sequence[SmallGet]) -> int:
+        await self._brake.wait()
+        return await self._store.get_several(gets)
 
     async def get(self, key: str, *, limit: int) -> tuple[bytes, ObjectInfo]:
         return await self._retried(lambda: self._store.get(key, limit=limit))

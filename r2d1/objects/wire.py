@@ -7,11 +7,9 @@ runs. Requests are signed by botocore and heads parsed by h11; everything but bo
 
 from __future__ import annotations
 
-import threading
-import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -21,19 +19,58 @@ from botocore.parsers import ResponseParserError
 from r2d1.errors import ConfigError, NotSent, RemoteError, RemoteUnavailable
 from r2d1.objects import Sink, Source
 from r2d1.objects import r2_shapes as shapes
-from r2d1.objects.r2_errors import CHECK_NETWORK, NOT_S3, Redact, refusal
-from r2d1.objects.r2_refusals import error_for
-from r2d1.objects.wire_connect import Address, Addresses, Endpoint, NotConnected, connect
-from r2d1.objects.wire_exchange import Heard, Job, Placing, converse
-from r2d1.objects.wire_link import Link, LinkBroken, LinkSilent
+from r2d1.objects.r2_errors import NOT_S3, Redact, refusal
+from r2d1.objects.r2_refusals import CHECK_NETWORK, error_for
+from r2d1.objects.wire_connect import Address, Endpoint, NotConnected
+from r2d1.objects.wire_exchange import Heard, Job
+from r2d1.objects.wire_link import LinkBroken, LinkSilent
+from r2d1.objects.wire_pool import Pool
 from r2d1.objects.wire_words import Answer, Signer, answer_of, error_of
 from r2d1.tasks import Halt, in_stoppable_thread
 
 if TYPE_CHECKING:
     from r2d1.settings import Settings
 
-#: Seconds an idle connection is kept: short of what servers and middle boxes usually allow.
-_KEEPALIVE_S = 15.0
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A body up, or with a ``sink`` a range down. ``params`` are botocore's.
+
+    ``placing`` looks at a good answer and says ``(bytes to pass over, bytes wanted)`` of its body.
+    """
+
+    operation: str
+    params: Mapping[str, Any]
+    source: Source | None = None
+    sha256: str | None = None
+    sink: Sink | None = None
+    placing: Callable[[Answer], tuple[int, int]] | None = None
+
+    @property
+    def key(self) -> str:
+        return str(self.params["Key"])
+
+    @property
+    def method(self) -> str:
+        return "GET" if self.operation == "GetObject" else "PUT"
+
+    @property
+    def size(self) -> int | None:
+        return self.source.size if self.source is not None else None
+
+    def place(self, heard: Heard) -> tuple[int, int]:
+        assert self.placing is not None
+        return self.placing(answer_of(heard))
+
+    def read(self, heard: Heard) -> Answer:
+        """What was heard in botocore's words, if an S3 server said it."""
+        answer = answer_of(heard)
+        shapes.require_s3(self.operation, self.key, answer)
+        return answer
+
+
+#: Makes one request in the worker thread it is called in; raises what ``ObjectStore`` says.
+Ask = Callable[[Request], Heard]
 
 
 class Wire:
@@ -46,16 +83,15 @@ class Wire:
         assert settings.r2_endpoint is not None
         is_tls = settings.r2_endpoint.startswith("https:")
         self._base = f"{settings.r2_endpoint}/{settings.bucket}"
-        self._endpoint = Endpoint.of(
+        endpoint = Endpoint.of(
             settings.r2_endpoint,
             tls=settings.ssl_context() if is_tls else None,
             proxy=settings.proxy_for(settings.r2_endpoint),
             idle_s=idle_s,
         )
-        self._addresses = Addresses(self._endpoint)
+        self._pool = Pool(endpoint)
         self._signer = Signer(settings)
         self._redact = redact
-        self._kept = _Kept()
 
     async def send(
         self,
@@ -66,10 +102,8 @@ class Wire:
         limiter: anyio.CapacityLimiter,
     ) -> Answer:
         """Send a body; ``params`` are botocore's. Returns the answer, raises what ``ObjectStore`` says."""
-        heard = await self._run(operation, params, limiter, method="PUT", source=source, sha256=sha256)
-        answer = answer_of(heard)
-        shapes.require_s3(operation, params["Key"], answer)
-        return answer
+        request = Request(operation, params, source, sha256)
+        return request.read(await self._run(request, limiter))
 
     async def fetch(
         self,
@@ -79,98 +113,40 @@ class Wire:
         limiter: anyio.CapacityLimiter,
     ) -> int:
         """Fetch (a part of) an object into ``sink``; returns the bytes that came."""
+        request = Request("GetObject", params, sink=sink, placing=placing)
+        return (await self._run(request, limiter)).came
 
-        def place(heard: Heard) -> tuple[int, int]:
-            return placing(answer_of(heard))
+    async def together(self, work: Callable[[Ask], None], limiter: anyio.CapacityLimiter) -> None:
+        """Run ``work`` in one worker thread, where it makes one request after another."""
+        with self._translated("connect", self._base):
+            addresses = await self._pool.addresses()
 
-        heard = await self._run("GetObject", params, limiter, method="GET", sink=sink, placing=place)
-        return heard.came
+        def run(halt: Halt) -> None:
+            def ask(request: Request) -> Heard:
+                with self._translated(request.operation, request.key):
+                    return self._ask(request, halt, addresses)
 
-    def close(self) -> None:
-        self._kept.close()
+            work(ask)
 
-    async def _run(
-        self,
-        operation: str,
-        params: Mapping[str, Any],
-        limiter: anyio.CapacityLimiter,
-        *,
-        method: str,
-        source: Source | None = None,
-        sha256: str | None = None,
-        sink: Sink | None = None,
-        placing: Placing | None = None,
-    ) -> Heard:
-        key = params["Key"]
-        with _translated(operation, key, idle_s=self._endpoint.idle_s, redact=self._redact):
-            addresses = await self._addresses.get()
-
-            def work(halt: Halt) -> Heard:
-                size = source.size if source is not None else None
-                head = self._signer.sign(method, self._base, params, size=size, sha256=sha256)
-                return self._exchange(halt, Job(head, source, sink, placing), addresses)
-
-            heard = await in_stoppable_thread(work, limiter=limiter)
-            if heard.status >= 300:
-                raise error_for(operation, key, refusal(error_of(heard), self._redact))
-        return heard
-
-    def _exchange(self, halt: Halt, job: Job, addresses: tuple[Address, ...]) -> Heard:
-        link = self._kept.take()
-        if link is None:
-            link, address = connect(self._endpoint, addresses, halt)
-            self._addresses.prefer(address)
-        try:
-            with halt.calling(link.cut):
-                link.base.begin()
-                heard = converse(link, job)
-        except BaseException:
-            link.close()
-            raise
-        if heard.is_complete and not halt.called:
-            self._kept.give(link)
-        else:
-            link.close()
-        return heard
-
-
-class _Kept:
-    """Connections that wait for the next request, the latest used first."""
-
-    def __init__(self) -> None:
-        self._links: deque[Link] = deque()
-        self._lock = threading.Lock()
-        self._closed = False
-
-    def take(self) -> Link | None:
-        while True:
-            with self._lock:
-                if not self._links:
-                    return None
-                link = self._links.pop()
-            if time.monotonic() - link.kept_at < _KEEPALIVE_S and link.is_fresh():
-                return link
-            link.close()
-
-    def give(self, link: Link) -> None:
-        link.kept_at = time.monotonic()
-        old: list[Link] = []
-        with self._lock:
-            if self._closed:
-                old.append(link)
-            else:
-                self._links.append(link)
-            while self._links and link.kept_at - self._links[0].kept_at > _KEEPALIVE_S:
-                old.append(self._links.popleft())
-        for each in old:
-            each.close()
+        await in_stoppable_thread(run, limiter=limiter)
 
     def close(self) -> None:
-        with self._lock:
-            self._closed = True
-            links, self._links = self._links, deque()
-        for link in links:
-            link.close()
+        self._pool.close()
+
+    async def _run(self, request: Request, limiter: anyio.CapacityLimiter) -> Heard:
+        with self._translated(request.operation, request.key):
+            addresses = await self._pool.addresses()
+            return await in_stoppable_thread(lambda halt: self._ask(request, halt, addresses), limiter=limiter)
+
+    def _ask(self, request: Request, halt: Halt, addresses: tuple[Address, ...]) -> Heard:
+        head = self._signer.sign(request.method, self._base, request.params, size=request.size, sha256=request.sha256)
+        heard = self._pool.exchange(halt, Job(head, request.source, request.sink, request.place), addresses)
+        if heard.status >= 300:
+            raise error_for(request.operation, request.key, refusal(error_of(heard), self._redact))
+        return heard
+
+    def _translated(self, operation: str, key: str) -> AbstractContextManager[None]:
+        return _translated(operation, key, idle_s=self._pool.endpoint.idle_s, redact=self._redact)
 
 
 @contextmanager

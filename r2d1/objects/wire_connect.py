@@ -20,10 +20,12 @@ from urllib.parse import SplitResult, unquote, urlsplit
 import anyio
 import h11
 
-from r2d1.objects.r2_errors import CHECK_NETWORK
-from r2d1.objects.r2_transport import CONNECT_S
+from r2d1.objects.r2_refusals import CHECK_NETWORK
 from r2d1.objects.wire_link import Link, LinkBroken, LinkSilent
 from r2d1.tasks import Halt
+
+#: Seconds that a connection may take to be made.
+CONNECT_S = 10.0
 
 #: Seconds until the next address is tried beside one that does not answer (RFC 8305 says 0.25).
 _HEAD_START_S = 0.25
@@ -53,16 +55,28 @@ class NotConnected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where to connect. ``tls`` verifies the server, ``proxy_tls`` a proxy that is itself reached by https."""
+    """Where to connect. ``tls`` verifies the server, and a proxy that is itself reached by https.
+
+    ``name_hint`` is what to do about a host that is not known.
+    """
 
     url: SplitResult
     tls: ssl.SSLContext | None
     proxy: SplitResult | None
     idle_s: float
+    name_hint: str
 
     @classmethod
-    def of(cls, url: str, *, tls: ssl.SSLContext | None, proxy: str | None, idle_s: float) -> Endpoint:
-        return cls(urlsplit(url), tls, urlsplit(proxy) if proxy else None, idle_s)
+    def of(
+        cls,
+        url: str,
+        *,
+        tls: ssl.SSLContext | None,
+        proxy: str | None,
+        idle_s: float,
+        name_hint: str = "Check R2D1_ACCOUNT_ID, the endpoint and the network",
+    ) -> Endpoint:
+        return cls(urlsplit(url), tls, urlsplit(proxy) if proxy else None, idle_s, name_hint)
 
     @property
     def host(self) -> str:
@@ -85,9 +99,10 @@ class Addresses:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._host, self._port = endpoint.first_hop
+        self._hint = endpoint.name_hint
         self._known: tuple[Address, ...] = ()
         self._until = 0.0
-        self._one_at_a_time = anyio.Lock()
+        self._one_at_a_time = anyio.Lock(fast_acquire=True)
 
     async def get(self) -> tuple[Address, ...]:
         """Raises ``NotConnected`` when the name does not resolve."""
@@ -103,7 +118,7 @@ class Addresses:
                 found = await _looked_up(self._host, self._port)
         except (OSError, UnicodeError):  # TimeoutError is an OSError
             reason = f"the host name cannot be resolved: {self._host}:{self._port}"
-            raise NotConnected(reason, "Check R2D1_ACCOUNT_ID, the endpoint and the network") from None
+            raise NotConnected(reason, self._hint) from None
         return tuple((family, address) for family, _, _, _, address in found)
 
     def prefer(self, address: object) -> None:

@@ -31,12 +31,16 @@ Placing = Callable[["Heard"], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A signed request. With a ``sink`` the body of a good answer goes there as ``placing`` says."""
+    """A request that is ready to go. With a ``sink`` the body of a good answer goes there as ``placing`` says.
+
+    ``seen`` looks at every head; if it raises, the body is left unread.
+    """
 
     head: h11.Request
     source: Source | None = None
     sink: Sink | None = None
     placing: Placing | None = None
+    seen: Callable[[Heard], None] | None = None
 
 
 @dataclass(slots=True)
@@ -54,6 +58,8 @@ def converse(link: Link, job: Job) -> Heard:
         is_sent = _send(link, protocol.send(job.head) or b"", job.source)
         response = read_head(link, protocol)
         heard = Heard(response.status_code, _names_lowered(response))
+        if job.seen is not None:
+            job.seen(heard)
         if heard.status < 300 and not is_sent:
             raise LinkBroken("the server says it has a body that was not sent whole")
         if heard.status < 300 and job.sink is not None:
@@ -161,4 +167,8 @@ def _held(pieces: Iterator[bytes]) -> bytes:
 
 
 def _names_lowered(response: h11.Response) -> dict[str, str]:
-    return {name.decode("latin-1"): value.decode("latin-1") for name, value in response.headers}
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in response.headers:
+        name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value  # RFC 9110, 5.3
+    return headers

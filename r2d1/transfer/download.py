@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -15,6 +16,7 @@ from r2d1 import keys
 from r2d1.digest import Hasher, new_hasher
 from r2d1.errors import IntegrityError, UnsafeDestination
 from r2d1.objects import ByteRange
+from r2d1.placing import disk_errors
 from r2d1.tasks import in_thread
 from r2d1.transfer.files import HELD, MAY_PASS, HeldSink, SliceSink, hash_span
 from r2d1.transfer.flow import Turn, spread
@@ -51,8 +53,24 @@ async def fetch_file(lane: Lane, wanted: Wanted, target: Path, progress: Progres
 
     ``target``'s folder must exist and be ours; ``is_staged``: a part of the file may be there already.
     Raises ``IntegrityError`` naming expected and actual digest when a slice stays wrong, ``PreconditionFailed``
-    when the object's ETag is not ``wanted.etag``.
+    when the object's ETag is not ``wanted.etag``, and what ``placing.disk_errors`` says of the disk, naming
+    ``target``; what has been written is there for the next call.
     """
+    with _disk_errors(wanted, target):
+        return await _fetch_file(lane, wanted, target, progress, is_staged=is_staged)
+
+
+def write_small(wanted: Wanted, target: Path, data: bytes) -> None:
+    """Put a small file that came whole and right where ``fetch_file`` would have put it. Blocks; raises like that."""
+    with _disk_errors(wanted, target):
+        _write_staged(target, data)
+
+
+def _disk_errors(wanted: Wanted, target: Path) -> AbstractContextManager[None]:
+    return disk_errors(f"pulling {keys.shown(wanted.key)} into {target}")
+
+
+async def _fetch_file(lane: Lane, wanted: Wanted, target: Path, progress: Progress, *, is_staged: bool) -> int:
     if wanted.size == 0:
         await lane.store.head(wanted.key)  # no range can be asked of an empty object, but it must be there
     if 0 < wanted.size <= min(HELD, wanted.part_size) and not is_staged:
@@ -114,7 +132,7 @@ def _opened_for(target: Path, mode: int) -> int:
     try:
         return os.open(target, mode | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     except OSError as exc:
-        if exc.errno in MAY_PASS:
+        if exc.errno in (*MAY_PASS, errno.ENOSPC, errno.EDQUOT):
             raise
         raise UnsafeDestination(f"{target}: cannot be staged here: {exc.strerror}") from exc
 
@@ -142,7 +160,30 @@ async def _missing(
 
 
 async def _fetch_slice(lane: Lane, turn: Turn, fd: int, wanted: Wanted, span: ByteRange, digest: str | None) -> None:
-    await _fetch_right(lane, wanted, span, digest, lambda hasher: SliceSink(fd, span, hasher, turn.moved))
+    refusals: list[OSError] = []
+    try:
+        await _fetch_right(lane, wanted, span, digest, lambda hasher: _DiskSink(fd, span, hasher, turn.moved, refusals))
+    except Exception:
+        if refusals:
+            raise refusals[0] from None  # a store on a disk of its own may have taken it for its own
+        raise
+
+
+class _DiskSink(SliceSink):
+    """A sink that puts down what its disk refused, past whoever else handles the error."""
+
+    def __init__(
+        self, fd: int, span: ByteRange, hasher: Hasher, moved: Callable[[int], None], refusals: list[OSError]
+    ) -> None:
+        super().__init__(fd, span, hasher, moved)
+        self._refusals = refusals
+
+    def write(self, block: bytes | bytearray | memoryview) -> None:
+        try:
+            super().write(block)
+        except OSError as exc:
+            self._refusals.append(exc)
+            raise
 
 
 async def _fetch_right(

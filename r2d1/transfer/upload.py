@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -54,8 +54,8 @@ class UploadLog(Protocol):
     async def sent_file(self, file: LocalFile) -> FileEntry | None:
         """The entry of a file this ship has sent already, from bytes that are still there unchanged."""
 
-    async def record_sent(self, file: LocalFile, entry: FileEntry) -> None:
-        """Remember the file, and forget its upload in the same stroke: a crash leaves one or the other."""
+    async def record_sent(self, sent: Sequence[tuple[LocalFile, FileEntry]]) -> None:
+        """Remember files, and forget their uploads in the same stroke: a crash leaves one or the other."""
 
     async def open_file(self, file: LocalFile) -> OpenFile | None:
         """The upload begun for this file in this state, or None."""
@@ -88,7 +88,7 @@ async def upload_file(
         send = _send_held if file.identity.size <= HELD else _send_whole
         entry = await send(lane, folder, prefix, file, part_size)
         progress(file.path, entry.size)
-    await log.record_sent(file, entry)
+    await log.record_sent([(file, entry)])
     return entry
 
 
@@ -107,7 +107,8 @@ def _check_unchanged(fd: int, path: Path, expected: Identity) -> None:
         os.close(open_unchanged(path, expected))
 
 
-def _entry(file: LocalFile, digest: str, etag: str, part_size: int, parts: tuple[str, ...] = ()) -> FileEntry:
+def entry_of(file: LocalFile, digest: str, etag: str, part_size: int, parts: tuple[str, ...] = ()) -> FileEntry:
+    """A file's entry of the manifest; ``digest`` and ``parts`` are hex digests."""
     key = None if file.key == file.path else file.key
     return FileEntry(file.path, file.identity.size, f"blake3:{digest}", etag, part_size, parts, key)
 
@@ -121,7 +122,7 @@ async def _send_whole(lane: Lane, folder: Path, prefix: str, file: LocalFile, pa
             source = SliceSource(fd, span, digest, file.path, turn.moved, check is not None and lane.verifies_checks)
             etag = await lane.store.put(f"{prefix}/{file.key}", source, check=check)
         await in_thread(_check_unchanged, fd, folder / file.path, file.identity, limiter=lane.disk)
-    return _entry(file, digest, etag, part_size)
+    return entry_of(file, digest, etag, part_size)
 
 
 async def _send_held(lane: Lane, folder: Path, prefix: str, file: LocalFile, part_size: int) -> FileEntry:
@@ -129,7 +130,7 @@ async def _send_held(lane: Lane, folder: Path, prefix: str, file: LocalFile, par
     async with lane.flow.turn() as turn:
         held = await in_thread(read_held, folder / file.path, file, lane.upload_check, limiter=lane.disk)
         etag = await lane.store.put(f"{prefix}/{file.key}", held.source(turn.moved), check=held.check)
-    return _entry(file, held.digest, etag, part_size)
+    return entry_of(file, held.digest, etag, part_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ async def _send_parts(job: _Sending, part_size: int) -> FileEntry:
                 await _give_up(job, upload)
             raise
         else:
-            return _entry(job.file, digest, etag, upload.part_size, tuple(one.digest for one in sent))
+            return entry_of(job.file, digest, etag, upload.part_size, tuple(one.digest for one in sent))
     raise AssertionError("unreachable")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -143,3 +144,15 @@ def test_it_runs_without_numpy(tmp_path):
     env = {**os.environ, "PYTHONPATH": str(Path(network.__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)["epoch"] == 1
+
+
+def test_a_trainer_that_hangs_does_so_without_stdin(tmp_path, monkeypatch):
+    """It stays until it is killed, or an orphan, and never goes on with the next epoch."""
+    parents = iter([7, 7, 7, 1])
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    monkeypatch.setattr("time.sleep", lambda _seconds: None)
+    with pytest.raises(SystemExit, match="who started it is gone"):
+        trainer.main([str(tmp_path), "--engine", "python", "--epochs", "2", "--hang-in", "1"])
+    assert next(parents, None) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["chk_0001"]

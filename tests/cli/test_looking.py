@@ -198,12 +198,12 @@ def test_status_tells_what_a_directory_has_not_shipped(env, s3, tmp_path):
     s3.faults.add(Fault(When(method="PUT"), Answer(403, "AccessDenied", "scripted"), times=None))
     assert run("watch", watched, "--job-id", "job", "--once", "--settle-timeout", "0.1", env=env).exit_code == 1
     said = answer(run("status", "--job-id", "job", watched, "--json", env=env))
-    assert said["journal"]["not_shipped"] == {
-        "chk_3": "the sidecar lists 'b.bin', which is not there",
-        "chk_4": "ready to be shipped",
-        "chk_1": "ready to be shipped",
-        "chk_5": "it has no sidecar",
-    }
+    whys = said["journal"]["not_shipped"]
+    refused = {name: whys.pop(name) for name in said["journal"]["parked"]}
+    assert whys == {"chk_3": "the sidecar lists 'b.bin', which is not there", "chk_5": "it has no sidecar"}
+    assert refused.keys() == {"chk_4", "chk_1"}
+    assert all("403 AccessDenied - scripted" in why for why in refused.values())
+    assert set(said["journal"]["parked"]) == {"chk_1", "chk_4"}
     lines = run("status", "--job-id", "job", watched, env=env).stdout.splitlines()
     assert "    chk_3: the sidecar lists 'b.bin', which is not there" in lines
 
@@ -243,3 +243,19 @@ def test_status_needs_a_job_and_a_directory_that_is_there(env, tmp_path):
     assert run("status", env=env).exit_code == 2
     assert run("status", "--job-id", "job", tmp_path / "none", env=env).exit_code == 2
     assert run("status", "--job-id", "a/b", env=env).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "forms"),
+    [
+        ("ls", "URI is r2://jobs/<id> or r2://jobs/<id>/<name>"),
+        ("verify", "URI is r2://jobs/<id>/latest (the highest epoch) or r2://jobs/<id>/<name>."),
+        ("pull", "URI is r2://jobs/<id>/latest (the highest epoch), r2://jobs/<id>/<name>, or r2://<any/prefix>"),
+        ("rm", "URI is r2://jobs/<id>/<name>, or with --after r2://jobs/<id>."),
+        ("reindex", "URI is r2://jobs/<id>."),
+        ("gc", "URI is r2://jobs/<id>."),
+    ],
+)
+def test_the_help_says_which_uris_are_taken(command, forms):
+    """In the words of the README's table."""
+    assert forms in " ".join(run(command, "--help").stdout.split())

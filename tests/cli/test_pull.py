@@ -101,6 +101,26 @@ def test_a_fresh_start_beside_what_was_never_shipped(env, tmp_path):
     assert "not shipped to it from here: chk_0050 (epoch 50), chk_0041 (epoch 41). " in result.stderr
 
 
+def test_a_checkpoint_that_was_deleted_is_no_fresh_start(env, tmp_path):
+    """It is 3 as all that is not there, and what is there instead is said."""
+    other = write_checkpoint(tmp_path / "other", "chk_0041", 41, FILES)
+    assert run("ship", other, "--job-id", "my_run", env=env).exit_code == 0
+    uri = "r2://jobs/my_run/chk_0042"
+    assert run("rm", uri, env=env).exit_code == 0
+    pull = ("pull", uri, "--dest", tmp_path / "pulled")
+    result = run(*pull, env=env)
+    assert result.exit_code == 3
+    assert last_line(result) == (
+        f"r2d1 pull: failed: nothing is there: {uri}: it was deleted; newest now is chk_0041 (epoch 41). "
+        "`r2d1 ls` lists what is there"
+    )
+    result = run(*pull, "--allow-missing", env=env)
+    assert (result.exit_code, "fresh start" in result.stderr) == (0, False)
+    assert answer(run(*pull, "--json", env=env))["why"].startswith("it was deleted; newest now is chk_0041")
+    assert run("rm", "r2://jobs/my_run/chk_0041", env=env).exit_code == 0
+    assert "it was deleted; the job has no other checkpoint" in last_line(run(*pull, env=env))
+
+
 def test_the_key_of_one_object_is_no_prefix(env, tmp_path):
     """It is told from a fresh start, and what to pull in its place is named."""
     uri = "r2://jobs/my_run/chk_0042/checkpoint.pt"

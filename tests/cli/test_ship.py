@@ -122,6 +122,15 @@ def test_a_path_that_can_never_come_is_refused_at_once(command, path, env, tmp_p
     assert f"no file can ever be what the sidecar's 'files' lists: path {path!a} refused" in result.stderr
 
 
+def test_unordered_ships_what_is_newer_than_its_sidecar(env, stale):
+    """The way out that the refusal names; a dry run takes it, too."""
+    ship = ("ship", stale, "--job-id", "job", "--settle-timeout", "0.1")
+    assert "would wait" in run(*ship, "--dry-run", env=env).stdout
+    assert run(*ship, env=env).exit_code == 1
+    assert "would be shipped" in run(*ship, "--unordered", "--dry-run", env=env).stdout
+    assert run(*ship, "--unordered", env=env).exit_code == 0
+
+
 @pytest.mark.parametrize("listed", ["names", "sizes"])
 def test_a_file_newer_than_its_sidecar_has_a_way_out(listed, env, stale):
     """The error says what to do; a file of another size that is newer is the next version's, too."""

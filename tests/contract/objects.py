@@ -10,7 +10,7 @@ import base64
 import hashlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from uuid import uuid4
 
 import anyio
@@ -28,7 +28,7 @@ from r2d1.errors import (
     RemoteError,
     UploadNotFound,
 )
-from r2d1.objects import Attributes, BodyCheck, ByteRange, BytesSource, ObjectStore, Part
+from r2d1.objects import Attributes, BodyCheck, ByteRange, BytesSource, ObjectStore, Part, SmallGet, SmallPut
 
 ODD_NAMES = (
     "a b.bin",
@@ -96,6 +96,15 @@ def md5_of(data: bytes) -> BodyCheck:
     return BodyCheck("md5", base64.b64encode(hashlib.md5(data, usedforsecurity=False).digest()).decode())
 
 
+def _taking(taken: list[bytes], threads: set[int], *, but: int | None = None) -> Callable[[bytes], bool]:
+    def take(data: bytes) -> bool:
+        threads.add(threading.get_ident())
+        taken.append(data)
+        return len(taken) - 1 != but
+
+    return take
+
+
 class ObjectStoreContract:
     """The suite. Attributes with a default are expectations that a subclass may lower, each with its reason."""
 
@@ -131,6 +140,8 @@ class ObjectStoreContract:
     #: Parts' ETags come from their bytes alone; what Complete answers is the ETag that the object has.
     has_stable_part_etags = True
     tells_etag_at_complete = True
+    #: Small objects are written and read in rows.
+    takes_rows = True
     #: Seconds to wait before a key is written once more (R2 takes one write a second).
     write_pause_s = 0.0
 
@@ -396,6 +407,70 @@ class ObjectStoreContract:
             with pytest.raises(OSError, match="no space left"):
                 await store.get_range(f"{prefix}r", ByteRange(0, 2_000_000), Full())
         assert (await store.head(f"{prefix}r")).size == 2_000_000
+
+    # -- rows of small objects -----------------------------------------------------------------------------
+
+    async def test_a_row_is_put_and_got(self, store: ObjectStore, prefix: str) -> None:
+        """Where rows are taken, all of one is written, with the ETags that the objects have, and read again."""
+        bodies = {f"{prefix}{number}": pattern(number * 1000 + 1, number) for number in range(5)}
+        sources = {key: Blocks(body) for key, body in bodies.items()}
+        etags = await store.put_several([SmallPut(key, source, lambda: None) for key, source in sources.items()])
+        assert len(etags) == (5 if self.takes_rows else 0)
+        assert [(await store.head(key)).etag for key in list(bodies)[: len(etags)]] == list(etags)
+        for key in list(bodies)[len(etags) :]:
+            await store.put(key, sources[key])
+        taken: list[bytes] = []
+        gets = [SmallGet(key, len(body), None, _taking(taken, threads := set())) for key, body in bodies.items()]
+        done = await store.get_several(gets)
+        assert taken == list(bodies.values())[:done]
+        assert done == (5 if self.takes_rows else 0)
+        assert threading.get_ident() not in threads.union(*(source.threads for source in sources.values()))
+
+    async def test_a_row_carries_its_checks(self, store: ObjectStore, prefix: str) -> None:
+        """Checks go along; a body that is not what its check says ends the row, and is not there."""
+        bodies = [pattern(100, number) for number in range(3)]
+        puts = [
+            SmallPut(f"{prefix}{at}", Blocks(body), lambda at=at: crc64nvme_of(bodies[at % 2]))
+            for at, body in enumerate(bodies)
+        ]
+        etags = await store.put_several(puts)
+        if self.takes_rows and self.verifies_crc64nvme:
+            assert len(etags) == 2
+            with pytest.raises(ObjectNotFound):
+                await store.head(f"{prefix}2")
+
+    @pytest.mark.parametrize("what", ["absent", "another ETag", "not wanted"])
+    async def test_a_row_ends_where_something_is_wrong(self, store: ObjectStore, prefix: str, what: str) -> None:
+        """What came before it counts, what comes after it is not asked for."""
+        etags = [await store.put(f"{prefix}{number}", BytesSource(b"%d" % number)) for number in range(4)]
+        if what == "absent":
+            await store.delete([f"{prefix}2"])
+        elif what == "another ETag":
+            etags[2] = etags[0]
+        taken: list[bytes] = []
+        wanted = 2 if what == "not wanted" else None
+        gets = [SmallGet(f"{prefix}{at}", 1, etag, _taking(taken, set(), but=wanted)) for at, etag in enumerate(etags)]
+        assert await store.get_several(gets) == (2 if self.takes_rows else 0)
+        assert taken[:2] == ([b"0", b"1"] if self.takes_rows else [])
+        assert b"3" not in taken
+
+    async def test_what_a_row_is_read_from_may_fail(self, store: ObjectStore, prefix: str) -> None:
+        """What sources, checks and takers raise leaves as it is."""
+
+        def fails(*_: object) -> bool:
+            raise ValueError("the disk")
+
+        await store.put(f"{prefix}x", BytesSource(b"x"))
+        if not self.takes_rows:
+            return
+        with pytest.raises(ValueError, match="the disk"):
+            await store.put_several([SmallPut(f"{prefix}y", Blocks(b"y"), fails)])  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="the disk"):
+            await store.put_several(
+                [SmallPut(f"{prefix}y", Blocks(b"yy", failure=ValueError("the disk")), lambda: None)]
+            )
+        with pytest.raises(ValueError, match="the disk"):
+            await store.get_several([SmallGet(f"{prefix}x", 1, None, fails)])
 
     # -- listings ------------------------------------------------------------------------------------------
 

@@ -162,13 +162,17 @@ def test_the_flush_of_a_machine_that_is_taken_away_is_bounded(name, s3, gate, tm
     assert "my_run/chk_0001 unfinished: still shipping" in ended.stderr
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_a_second_signal_stops_a_launcher_at_once(name, s3, gate, tmp_path):
-    """It does not wait for the flush; nothing of it is in the bucket for readers."""
+def test_a_second_signal_stops_a_launcher_at_once(name, number, code, s3, gate, tmp_path):
+    """It does not wait for the flush, says so in one line, and nothing of it is in the bucket for readers."""
     with stopped_in_training(name, s3.env(), tmp_path, flush_s=3600, gate=gate) as child:
         child.wait_for('"epoch": 2', where="out")
-        child.send(signal.SIGTERM)
-        assert child.end().exit_code != 0
+        child.send(number)
+        ended = child.end()
+    assert ended.exit_code == code
+    assert "stopped at once; the next start goes on with what is left" in ended.stderr
+    assert "Traceback" not in ended.stderr
     assert s3.keys("jobs/my_run/.r2d1/heads/") == []
 
 

@@ -18,6 +18,7 @@ from r2d1.errors import (
     IntegrityError,
     RemoteError,
     RemoteUnavailable,
+    UriError,
 )  # fmt: skip
 from r2d1.events import Teller
 from r2d1.objects.r2 import R2Store
@@ -26,7 +27,7 @@ from r2d1.remote import Remote
 from r2d1.retry import Brake, RetryPolicy
 from r2d1.settings import Secret
 from r2d1.testing import Answer, Fault, FlipReply, Gate, Hold, Stall, When
-from tests.checkpoints import files_of, write_checkpoint
+from tests.checkpoints import files_of, random_files, write_checkpoint
 from tests.children import Killer, child_env, started
 from tests.remote_ends import FIXED, IN_FLIGHT, Hasty, Told, open_courier, open_fetcher, settings_of, stray_files
 
@@ -161,3 +162,47 @@ async def test_nothing_there_is_no_failure(s3, tmp_path):
             info = await fetcher.pull(uri, tmp_path / str(number))
             assert not info.found
             assert (tmp_path / str(number)).is_dir()
+
+
+async def test_an_object_in_a_prefixes_place_is_no_fresh_start(s3, tmp_path):
+    """Its key is refused, with what to pull in its place; below the destination nothing is written."""
+    s3.put("datasets/mnist/train.bin", b"x")
+    async with open_fetcher(s3) as fetcher:
+        for uri in ("r2://datasets/mnist/train.bin", "r2://datasets/mnist/train.bin/"):
+            with pytest.raises(UriError, match=r"is one object, not a prefix: pull .* 'r2://datasets/mnist'"):
+                await fetcher.pull(uri, tmp_path / "down")
+    assert list((tmp_path / "down").iterdir()) == []
+
+
+async def test_what_is_known_of_the_absent_is_said(s3, tmp_path):
+    """Deleted, being shipped, and never heard of are three things; a newest one that cannot be told is no failure."""
+    write_checkpoint(tmp_path / "up", "chk_1", 1, random_files(a=10))
+    write_checkpoint(tmp_path / "up", "chk_2", 2, random_files(a=10))
+    async with open_courier(s3) as courier:
+        for name in ("chk_1", "chk_2"):
+            await courier.ship(tmp_path / "up" / name, "job")
+    head = "jobs/job/.r2d1/heads/chk_{}.json"
+    s3.put(head.format(1), s3.get(head.format(1)).replace(b'"deleted":false', b'"deleted":true'))
+    ship = s3.get("jobs/job/.r2d1/ships/chk_2/0.json")
+    s3.put("jobs/job/.r2d1/ships/chk_3/0.json", ship)
+    async with open_fetcher(s3) as fetcher:
+
+        async def why(name: str) -> str:
+            info = await fetcher.pull(f"r2://jobs/job/{name}", tmp_path / "down")
+            assert not info.found
+            return info.why
+
+        assert await why("chk_1") == "it was deleted; newest now is chk_2 (epoch 2)"
+        assert await why("chk_3") == "a ship of it was begun and is not committed yet"
+        assert await why("chk_4") == ""
+        s3.put(head.format(2), b"no head")
+        assert (await why("chk_1")).startswith("it was deleted; which one is newest now cannot be told: ")
+
+
+async def test_a_bucket_in_the_uri_is_told(s3, tmp_path):
+    """It would pass for a fresh start; what lies below a prefix of that name is pulled all the same."""
+    async with open_fetcher(s3) as fetcher:
+        info = await fetcher.pull(f"r2://{s3.bucket}/jobs/job/latest", tmp_path / "down")
+        assert (info.found, "perhaps r2://jobs/job/latest" in info.why) == (False, True)
+        s3.put(f"{s3.bucket}/jobs/job/latest/x", b"x")
+        assert (await fetcher.pull(f"r2://{s3.bucket}/jobs/job/latest", tmp_path / "down")).found

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import traceback
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -169,6 +169,45 @@ async def test_a_page_with_a_good_status() -> None:
             await store.create_upload("k")
         with pytest.raises(RemoteError):
             await store.put("k", BytesSource(b"x"))
+
+
+LISTED = "<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>k</Key>{}</Contents></ListBucketResult>"
+PART = "<ListPartsResult><IsTruncated>false</IsTruncated><Part><PartNumber>1</PartNumber>{}</Part></ListPartsResult>"
+
+
+async def listed(store: R2Store) -> list[object]:
+    return [info async for info in store.list("p/")]
+
+
+@pytest.mark.parametrize("tag", ["\xe9tag", "\u20ac" * 200, "a\x85b"])
+@pytest.mark.parametrize(
+    ("ask", "body"),
+    [
+        (lambda store: store.head("k"), ""),
+        (lambda store: store.get("k", limit=10), ""),
+        (lambda store: store.get_range("k", ByteRange(0, 1), Gathered()), "x"),
+        (lambda store: store.put("k", Blocks(b"x")), ""),
+        (lambda store: store.put_part("k", "u-1", 1, Blocks(b"x")), ""),
+        (listed, LISTED),
+        (lambda store: store.list_parts("k", "u-1"), PART),
+    ],
+    ids=["head", "get", "get_range", "put", "put_part", "list", "list_parts"],
+)
+async def test_an_etag_that_cannot_be_repeated(
+    ask: Callable[[R2Store], Awaitable[object]], body: str, tag: str
+) -> None:
+    """No later request could name it, so the answer that brings it is refused, and says who answered."""
+    in_body = f"<ETag>{tag}</ETag><Size>1</Size>" if "{}" in body else ""
+    headers = {} if in_body else {"ETag": f'"{tag}"'}
+    async with (
+        serving(answering(http("200 OK", body.format(in_body).encode(), **headers))) as url,
+        store_at(url) as store,
+    ):
+        with pytest.raises(
+            RemoteError, match=r"an ETag that is no printable ASCII: '.{1,400}'\. .*no S3 server"
+        ) as caught:
+            await ask(store)
+    assert not caught.value.transient
 
 
 async def test_something_that_is_no_http() -> None:

@@ -241,18 +241,29 @@ def test_a_reader_beside_reships(tmp_path: Path, ships: int) -> None:
     assert at_every_step(tmp_path, scenario) >= 5
 
 
-def test_a_courier_beside_a_gc_that_thinks_everything_old(tmp_path: Path) -> None:
-    """A courier whose ship gc takes at any request starts a new one, and never commits a prefix that is gone."""
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_courier_beside_a_gc_that_thinks_everything_old(tmp_path: Path, is_first: bool) -> None:
+    """A courier whose ship gc takes at any request starts a new one, and never commits a prefix that is gone.
+
+    What it sent after gc had looked does not stay in the bucket for ever.
+    """
 
     async def scenario(scene: Scene, steps: int) -> bool:
         async def take_everything() -> None:
             store = MemoryStore(scene.bucket, after=scene.observe)
             await collect(store, "job", Teller(None), random.Random(1), delete=True, gc_age_s=-1e6)
 
+        if not is_first:
+            await scene.ship("A", 3, data_of(3))
         is_stopped = await stopped_beside(
             lambda stopper: scene.ship("A", 4, data_of(4), stopper), steps, take_everything
         )
         assert await scene.pull() == (4, data_of(4))
+        await take_everything()
+        assert (head := scene.head()) is not None
+        needed = tuple(f"{head[which]}/" for which in ("prefix", "replaces") if head[which])
+        objects = [*scene.bucket.keys("jobs/job/slot_0/"), *scene.bucket.keys("jobs/job/.r2d1/v/")]
+        assert not [key for key in objects if not key.startswith(needed)], "something was left over"
         return is_stopped
 
     assert at_every_step(tmp_path, scenario) > 10
