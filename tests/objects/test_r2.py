@@ -574,12 +574,12 @@ async def test_waiting_for_a_turn_is_not_silence() -> None:
 
     async def slowly(head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         began.append(head.split()[1])
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
         writer.write(http("200 OK", b"", **HEADERS))
 
     async with serving(slowly) as url:
         settings = Settings(endpoint_url=url, bucket="b-b", access_key="k", secret_key=Secret("s"), concurrency=1)
-        store = R2Store(settings, tell=Teller(None), idle_s=0.6)
+        store = R2Store(settings, tell=Teller(None), idle_s=2.0)
         async with anyio.create_task_group() as tasks:
             for number in range(30):
                 tasks.start_soon(store.head, f"k{number}")
