@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -102,6 +103,7 @@ class Folder:
     trouble: str | None = None  # why the directory cannot be followed at all
     wake: anyio.Event = field(default_factory=anyio.Event)
     scanning: anyio.Lock = field(default_factory=anyio.Lock)
+    pinning: anyio.Lock = field(default_factory=anyio.Lock)  # held while anything is linked or put back
 
     @property
     def tell(self) -> Teller:
@@ -116,10 +118,7 @@ class Folder:
             await in_thread(lock.enter_context, held(where / "courier.lock", f"the directory {self.path}"))
             self.journal = journal
             try:
-                for name in await in_thread(take_up, self.path, journal, self.scope):
-                    self.tell.notice(
-                        "warning", f"{name} was taken away before it was shipped; its snapshot is put back"
-                    )
+                await self._take_up(journal, is_start=True)
                 await in_thread(self._forget_gone, journal)
                 self.parked = await in_thread(journal.all_parked, self.scope)
                 yield journal
@@ -128,6 +127,16 @@ class Folder:
                 with anyio.CancelScope(shield=True):
                     await in_thread(journal.close)
 
+    async def _take_up(self, journal: Journal, *, is_start: bool) -> None:
+        """Put back what rotation took away while it was pinned and has not been shipped."""
+        async with self.pinning:
+            busy = {entry.stem for entry in self.entries.values() if entry.phase is Phase.SHIPPING}
+            taken = await in_thread(partial(take_up, busy=busy, is_start=is_start), self.path, journal, self.scope)
+        for name in taken.put_back:
+            self.tell.notice("warning", f"{name} was taken away before it was shipped; its snapshot is put back")
+        for trouble in taken.troubles:
+            self.tell.notice("warning", trouble, once=trouble)
+
     def rouse(self) -> None:
         """Have the directory looked at now."""
         self.wake.set()
@@ -135,6 +144,8 @@ class Folder:
     async def scan(self, *, retry: bool = False) -> bool:
         """Look at every pair; False when the directory is gone or another one took its place."""
         async with self.scanning:
+            if self.options.snapshot is not None and self.journal is not None:
+                await self._take_up(self.journal, is_start=False)
             look = await in_thread(look_at, self.path, limiter=self.lane.disk)
             if look is None or self.journal is None or look.root != (self.root or look.root):
                 return False

@@ -16,7 +16,7 @@ from r2d1.courier.folder import Entry, Folder, Phase
 from r2d1.courier.payer import Payer
 from r2d1.courier.report import Shipped
 from r2d1.courier.room import make_room
-from r2d1.courier.snapshot import pin, record_original, unpin
+from r2d1.courier.snapshot import let_go, pin, record_original, unpin
 from r2d1.errors import CheckpointError, Closed, FormatError, NameRefused, R2D1Error, RemoteError, Superseded
 from r2d1.events import Teller, log
 from r2d1.journal import Journal
@@ -106,12 +106,15 @@ class Shipyard:
         journal, of = journal_of(folder), CheckpointKeys(folder.job_id, keys.check_name(entry.name))
         if folder.options.snapshot is None:
             return await deliver(Delivery(self.lane, journal, folder.scope, of, local, self.rng))
-        pinned = await in_thread(pin, local)
+        async with folder.pinning:
+            pinned = await in_thread(pin, local)
         try:
             result = await deliver(Delivery(self.lane, journal, folder.scope, of, pinned, self.rng, is_pinned=True))
-        finally:
+        except BaseException:
             with anyio.CancelScope(shield=True):
-                await in_thread(unpin, pinned.folder)
+                await in_thread(let_go, pinned.folder, local.folder)
+            raise
+        await in_thread(unpin, pinned.folder)
         await in_thread(record_original, journal, folder.scope, of.name, local, pinned)
         return result
 

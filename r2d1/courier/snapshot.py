@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Container
+from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 
 from r2d1.checkpoint import Identity, LocalCheckpoint, inspect
@@ -45,43 +48,119 @@ def pin(local: LocalCheckpoint) -> LocalCheckpoint:
     pinned = inspect(folder)
     if local.doubtful_in(pinned) is None:  # rewritten since it was settled, perhaps in part only
         raise Superseded(f"{local.folder}: changed before it was pinned")
-    _mark(folder).write_text(state_of(pinned, ctime=False), encoding="ascii")
+    with open(_mark(folder), "wb") as mark:
+        mark.write(state_of(pinned, ctime=False).encode())
+        mark.flush()
+        os.fsync(mark.fileno())  # what is pinned may soon be the only copy, and counts for nothing without this
     return pinned
 
 
-def take_up(directory: Path, journal: Journal, scope: str) -> list[str]:
-    """Settle what a courier that died has left pinned; returns the names of what was put back to be shipped.
+@dataclass(slots=True)
+class TakenUp:
+    """What became of leftovers: names put back to be shipped, and what could not be settled, with why."""
+
+    put_back: list[str] = field(default_factory=list)
+    troubles: list[str] = field(default_factory=list)
+
+
+def take_up(
+    directory: Path, journal: Journal, scope: str, *, busy: Container[str] = (), is_start: bool = True
+) -> TakenUp:
+    """Settle what is pinned and not being shipped (``busy``), be it of a courier that died or of a ship that failed.
 
     A checkpoint that rotation took away meanwhile exists nowhere but here: it goes back to where it was. Of anything
     else the trainer's folder or the bucket has it, or it was never pinned whole, or its files, which it shares with
-    the trainer's folder, were rewritten in place for the next version.
+    the trainer's folder, were rewritten in place for the next version. What rotation has taken in part is completed
+    at the start alone: later it may be at it, and would stumble over what comes back.
     """
-    home, put_back = snapshots(directory), []
+    home, done = snapshots(directory), TakenUp()
     if home.is_symlink() or not home.is_dir():
-        return []
+        return done
     for folder in sorted(home.iterdir()):
-        if not folder.is_dir() or folder.is_symlink():
+        name = folder.name
+        if name in busy or name.removesuffix(".json").removeprefix(".") in busy:
             continue
-        original = directory / folder.name
-        if not _is_taken(original, folder) and _is_needed(folder, journal, scope):
-            if not _sidecar(original).exists():
-                os.link(_sidecar(folder), _sidecar(original))
-            os.rename(folder, original)  # now it is whole; before, the next start goes on from here
-            fsync_folder(directory)
-            put_back.append(folder.name)
+        try:
+            if not folder.is_dir() or folder.is_symlink():
+                _drop_orphan(folder)
+            elif not _is_needed(folder, journal, scope):
+                unpin(folder)
+            elif _settle(folder, directory / name, is_start=is_start):
+                done.put_back.append(name)
+        except OSError as exc:
+            done.troubles.append(f"{folder}: what is pinned there could not be settled: {exc}")
+    return done
+
+
+def let_go(folder: Path, original: Path) -> None:
+    """After a ship that failed: drop what is pinned if the trainer's folder still has it all, else leave it."""
+    if _compare(original, folder) is _Original.WHOLE:
         unpin(folder)
-    return put_back
 
 
-def _is_taken(original: Path, folder: Path) -> bool:
-    """Whether the trainer has this checkpoint, or has begun another one of its name."""
-    sidecar, mine = _sidecar(original), _sidecar(folder)
-    return original.exists() or (sidecar.exists() and not (mine.exists() and sidecar.samefile(mine)))
+class _Original(Enum):
+    WHOLE = "the same"
+    PARTIAL = "the same, as far as it is there"
+    GONE = "not there, or its sidecar alone"
+    OTHER = "another version"
+    UNCLEAR = "an empty folder: the end of rotation, or the next version's beginning"
+
+
+def _settle(folder: Path, original: Path, *, is_start: bool) -> bool:
+    """True when a whole pinned checkpoint went back to where it was taken away from."""
+    found = _compare(original, folder)
+    if found is _Original.UNCLEAR or (found is _Original.PARTIAL and not is_start):
+        return False
+    if found is _Original.PARTIAL:
+        for path in _files(folder):
+            if not (original / path).exists():
+                (original / path).parent.mkdir(parents=True, exist_ok=True)
+                os.link(folder / path, original / path)
+    sidecar = _sidecar(original)
+    if found in (_Original.PARTIAL, _Original.GONE) and not sidecar.exists():
+        os.link(_sidecar(folder), sidecar)
+    if found is _Original.GONE:
+        os.rename(folder, original)  # now it is whole; before, the next start goes on from here
+    fsync_folder(original.parent)
+    unpin(folder)
+    return found in (_Original.PARTIAL, _Original.GONE)
+
+
+def _compare(original: Path, folder: Path) -> _Original:
+    """What the trainer's folder is to the pinned one, whose files it shares as long as it is the same."""
+    sidecar = _sidecar(original)
+    if os.path.lexists(sidecar) and sidecar.read_bytes() != _sidecar(folder).read_bytes():
+        return _Original.OTHER
+    if not os.path.lexists(original):
+        return _Original.GONE
+    pinned, there = _files(folder), _files(original)
+    if any(path not in pinned or inode != pinned[path] for path, inode in there.items()):
+        return _Original.OTHER
+    if not there and not sidecar.exists():
+        return _Original.UNCLEAR
+    return _Original.WHOLE if len(there) == len(pinned) and sidecar.exists() else _Original.PARTIAL
+
+
+def _files(folder: Path) -> dict[str, int]:
+    """The inode of every file below a folder, by path."""
+    found = {}
+    for base, _, names in os.walk(folder):
+        for name in names:
+            path = Path(base, name)
+            found[str(path.relative_to(folder))] = path.stat().st_ino
+    return found
+
+
+def _drop_orphan(file: Path) -> None:
+    """Remove a sidecar or mark whose folder is gone: whoever moved or removed that was stopped in between."""
+    name = file.name.removesuffix(".json").removeprefix(".")
+    if not file.with_name(name).exists() and not file.is_dir():
+        file.unlink()
 
 
 def _is_needed(folder: Path, journal: Journal, scope: str) -> bool:
     try:
-        pinned, was = inspect(folder), _mark(folder).read_text(encoding="ascii")
+        pinned, was = inspect(folder), _mark(folder).read_bytes().decode("ascii", "replace")
     except (CheckpointError, FormatError, NameRefused, FileNotFoundError):
         return False
     done = journal.done(scope, pinned.name)

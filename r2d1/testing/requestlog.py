@@ -77,6 +77,11 @@ class RequestLog:
         with self._lock:
             return list(self._records)
 
+    def newest(self) -> RequestRecord:
+        """The record of the request that was answered last. ``IndexError`` when there is none."""
+        with self._lock:
+            return self._records[-1]
+
     def counts(self) -> dict[str, Count]:
         """A copy of the counts by operation."""
         with self._lock:
