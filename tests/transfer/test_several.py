@@ -16,8 +16,8 @@ from r2d1.transfer.download import Wanted
 from r2d1.transfer.several import rows_down, rows_up
 from tests.checkpoints import files_of, write_checkpoint
 
-#: So many small files that rows of four come of them.
-FILES: Mapping[str, bytes] = {f"{number:03}.bin": b"%d" % number * 50 for number in range(130)}
+#: So many small files that rows of two come of them.
+FILES: Mapping[str, bytes] = {f"{number:03}.bin": b"%d" % number * 50 for number in range(66)}
 PREFIX = "jobs/job/chk_0001"
 
 
@@ -57,13 +57,13 @@ def bodies(s3: S3Double, operation: str) -> list[str]:
 async def test_a_mishap_on_the_way_up(s3, tmp_path, mishap):
     """One of a row fails: it is sent again, and so are those behind it that were not sent."""
     folder = write_checkpoint(tmp_path / "w", "chk_0001", 1, FILES)
-    s3.faults.add(Fault(When(operation="PutObject", key="*/050.bin"), mishap))
+    s3.faults.add(Fault(When(operation="PutObject", key="*/051.bin"), mishap))
     await ship(s3, folder)
     sent = bodies(s3, "PutObject")
     assert set(sent) == set(FILES)
     assert len(sent) <= len(FILES) + 2
     if mishap == FlipRequest(after_check=True):  # no header can tell: whoever pulls notices
-        with pytest.raises(IntegrityError, match=r"050\.bin"):
+        with pytest.raises(IntegrityError, match=r"051\.bin"):
             await pull(s3, tmp_path / "down")
     else:
         assert await pull(s3, tmp_path / "down") == dict(FILES)
@@ -73,7 +73,7 @@ async def test_a_mishap_on_the_way_up(s3, tmp_path, mishap):
 async def test_a_mishap_on_the_way_down(s3, tmp_path, mishap):
     """One of a row fails or is damaged: it is fetched again, and nothing wrong is ever placed."""
     await ship(s3, write_checkpoint(tmp_path / "w", "chk_0001", 1, FILES))
-    s3.faults.add(Fault(When(operation="GetObject", key="*/050.bin"), mishap))
+    s3.faults.add(Fault(When(operation="GetObject", key="*/051.bin"), mishap))
     assert await pull(s3, tmp_path / "down") == dict(FILES)
     assert len(bodies(s3, "GetObject")) == len(FILES) + 1
 
@@ -81,8 +81,8 @@ async def test_a_mishap_on_the_way_down(s3, tmp_path, mishap):
 async def test_damage_that_stays(s3, tmp_path):
     """A file that is wrong in the bucket fails the pull by name, and leaves nothing that looks like a checkpoint."""
     await ship(s3, write_checkpoint(tmp_path / "w", "chk_0001", 1, FILES))
-    s3.model.corrupt(f"{PREFIX}/050.bin")
-    with pytest.raises(IntegrityError, match=r"050\.bin"):
+    s3.model.corrupt(f"{PREFIX}/051.bin")
+    with pytest.raises(IntegrityError, match=r"051\.bin"):
         await pull(s3, tmp_path / "down")
     assert not (tmp_path / "down" / "chk_0001").exists()
 
@@ -90,7 +90,7 @@ async def test_damage_that_stays(s3, tmp_path):
 async def test_a_file_that_changes_in_the_middle_of_a_row(s3, tmp_path):
     """It is noticed, and the checkpoint is not committed with it."""
     folder = write_checkpoint(tmp_path / "w", "chk_0001", 1, FILES)
-    change = Hook(before=lambda _: (folder / "129.bin").write_bytes(b"other"))
+    change = Hook(before=lambda _: (folder / "001.bin").write_bytes(b"other"))
     s3.faults.add(Fault(When(operation="PutObject", key="*/000.bin"), change))
     with pytest.raises(CheckpointError):
         async with AsyncCourier(settings_of(s3)) as courier:
@@ -159,4 +159,4 @@ def test_rows_down():
 
 def test_an_inspected_folder_goes_in_rows(tmp_path):
     files = inspect(write_checkpoint(tmp_path, "chk_0001", 1, FILES)).files
-    assert [len(row) for row in rows_up(files, 1 << 20)] == [4] * 32 + [2]
+    assert [len(row) for row in rows_up(files, 1 << 20)] == [2] * 33
