@@ -22,6 +22,7 @@ from r2d1 import network
 from r2d1.errors import (
     AccessRefused,
     ConfigError,
+    NameRefused,
     NotSent,
     ObjectNotFound,
     RangeRefused,
@@ -30,11 +31,12 @@ from r2d1.errors import (
     Throttled,
 )
 from r2d1.events import Teller
+from r2d1.keys import shown
 from r2d1.objects import ByteRange
 from r2d1.objects.r2_refusals import retry_after_of
 from r2d1.objects.wire_connect import NotConnected
 from r2d1.objects.wire_link import LinkBroken, LinkSilent
-from r2d1.objects.wire_web import Misdirected, Web
+from r2d1.objects.wire_web import Misdirected, Web, is_address
 from r2d1.retry import Brake, RetryPolicy, retried
 from r2d1.secret import Secret
 from r2d1.setting_rules import plain, web_url
@@ -80,6 +82,8 @@ class Base:
 
     def __post_init__(self) -> None:
         problem = web_url(self.url) if self.url else "it is empty"
+        if not problem and not is_address(self.url):
+            problem = "the name of its host is none that can be looked up"
         if not problem and self.token is not None and (complaint := plain(self.token.reveal())):
             problem = f"its token: {complaint}"
         if problem:
@@ -111,8 +115,11 @@ class BaseReader:
     rng: random.Random = field(default_factory=random.Random, repr=False)  # making one takes a millisecond
 
     def url_of(self, key: str) -> str:
-        """Where a key can be read."""
-        return f"{self.base.url}/{quote(key)}"
+        """Where a key can be read. ``NameRefused`` for one that is no Unicode text."""
+        try:
+            return f"{self.base.url}/{quote(key)}"
+        except UnicodeEncodeError:
+            raise NameRefused(f"the key {shown(key)} is no Unicode text, and cannot be read from a base") from None
 
     async def read_range(self, key: str, span: ByteRange, *, origin: str | None = None) -> Answer:
         """The bytes of ``span``, in one attempt. A 200 with the whole object is sliced.
@@ -250,7 +257,7 @@ def _refusal(operation: str, url: str, heard: Heard) -> RemoteError:
         status=status,
         request_id=heard.headers.get("cf-ray"),
         retry_after=retry_after_of(heard.headers.get("retry-after")),
-        hint="Is this the base of the set, prefix included?" if kind is ObjectNotFound else "",
+        hint="Check that this is the base of the set, prefix included" if kind is ObjectNotFound else "",
     )
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from r2d1.errors import NameRefused
 
 MANIFEST_NAME = "r2d1.manifest.json"
+#: Where checkpoints lie in a bucket.
+JOBS = "jobs/"
 STATE_DIR = ".r2d1"
 FIRST_SHIP = "0"
 MAX_EPOCH = 2**53 - 1  # what survives a JSON double; D1 keeps no more

@@ -176,9 +176,14 @@ class Settings:
         """What D1 still needs; nothing beside an embedded store."""
         return [] if self.store_url else self._lacking("D1")
 
-    def require_r2(self) -> None:
-        """Raise ``ConfigError`` naming everything the store still needs, in all spellings."""
-        self._require("R2", self.missing_r2())
+    def require_r2(self, *, beside: Sequence[str] = ()) -> None:
+        """Raise ``ConfigError`` naming everything the store still needs, in all spellings.
+
+        ``beside`` are further fields (``public_base``) to be named with the others when they are missing, too.
+        """
+        if gaps := self.missing_r2():
+            more = (each for each in VARIABLES if each.field in beside and getattr(self, each.field) is None)
+            self._require("R2", [*gaps, *(_gap(each, "R2") for each in more)])
 
     def require_d1(self) -> None:
         """Raise ``ConfigError`` naming everything D1 still needs, in all spellings."""

@@ -11,7 +11,9 @@ import anyio
 import pytest
 
 from r2d1.doctor import Status, diagnose
+from r2d1.doctor.store_checks import WRITE_INTERVAL_S
 from r2d1.errors import ConfigError
+from r2d1.events import Retried
 from r2d1.settings import Settings
 from r2d1.testing import Answer, Conditional, Fault, FlipReply, Gate, Hold, Rewrite, Rules, S3Double, Swallow, When
 from r2d1.testing.d1 import refused
@@ -28,7 +30,7 @@ def env(s3, d1):
 
 
 def examine(env, **options):
-    found = asyncio.run(diagnose(Settings.from_env(environ=env), **options))
+    found = asyncio.run(diagnose(Settings.from_env(environ=env), **{"write_interval_s": 0.0, **options}))
     return {each.check: each for each in found}
 
 
@@ -65,10 +67,13 @@ def test_everything_lies_below_its_own_prefix(env, s3):
 
 
 def test_r2_with_all_its_rules():
-    """R2's own limits (part sizes, one write a second for a key) are no failure, and an objects-only token is fine."""
-    with S3Double(rules=replace(Rules.object_token(), write_interval_s=0.2)) as s3:
-        found = examine(s3.env())
+    """R2's own limits (part sizes, one write a second for a key) are kept, so nothing is refused and tried again."""
+    told = []
+    with S3Double(rules=Rules.object_token()) as s3:
+        found = examine(s3.env(), observer=told.append, write_interval_s=WRITE_INTERVAL_S)
         assert failures(found) == set()
+        assert [event for event in told if isinstance(event, Retried)] == []
+        assert [each.operation for each in s3.requests if each.status == 429] == []
         assert found["token"].status is Status.NOTE
         assert found["d1"].status is Status.SKIPPED
         assert s3.keys() == []
@@ -78,11 +83,14 @@ def test_r2_with_all_its_rules():
 
 
 def test_every_missing_setting_is_named():
-    """Account, bucket and both keys, in all spellings, in one error; a public base is not among them."""
+    """Account, bucket, both keys and the public base, in all spellings, in one error."""
     with pytest.raises(ConfigError) as caught:
         examine({})
-    for name in ("R2_ACCOUNT_ID", "R2_BUCKET", "R2_ACCESS_KEY_ID", "R2_SECRET_ACCESS_KEY", "R2D1_R2_BUCKET"):
+    names = ("R2_ACCOUNT_ID", "R2_BUCKET", "R2_ACCESS_KEY_ID", "R2_SECRET_ACCESS_KEY", "R2D1_R2_BUCKET")
+    for name in (*names, "R2D1_R2_PUBLIC_BASE (or R2_PUBLIC_BASE)"):
         assert name in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        examine({"R2_PUBLIC_BASE": "https://data.example"})
     assert "PUBLIC_BASE" not in str(caught.value)
 
 
@@ -92,6 +100,7 @@ def test_a_missing_public_base_fails_that_check_alone(env):
     found = examine(env, cors_origin=APP)
     assert failures(found) == {"public range"}
     assert "R2_PUBLIC_BASE" in found["public range"].hint
+    assert found["cors"].line == f"skipped cors: there is no public base to ask about pages of {APP}"
     assert found["delete"].status is Status.OK
 
 
@@ -99,7 +108,7 @@ def test_the_embedded_store_can_be_examined(tmp_path):
     """A directory does all that couriers need; what it does not have is skipped."""
     found = examine({"R2D1_STORE_URL": (tmp_path / "bucket").as_uri()}, cors_origin=APP)
     assert failures(found) == set()
-    assert (found["public range"].status, found["d1"].status) == (Status.SKIPPED, Status.SKIPPED)
+    assert {found[name].status for name in ("public range", "cors", "d1")} == {Status.SKIPPED}
     assert [path for path in (tmp_path / "bucket").rglob("*") if "_doctor" in path.parts and path.is_file()] == []
 
 
@@ -235,6 +244,17 @@ def test_cors_that_does_not_let_pages_read(policy, said, env, s3):
     assert failures(examine(env, cors_origin=APP)) == set()
 
 
+@pytest.mark.parametrize("origin", ["", "app.example", "https://app.example/", "https://app.example/page", "ftp://x"])
+def test_an_origin_that_is_none(origin, env, s3):
+    """What no browser sends as an origin is a usage error, before anything is asked."""
+    with pytest.raises(ConfigError, match="no origin of web pages"):
+        examine(env, cors_origin=origin)
+    wrong = run("doctor", "--cors-origin", origin, env=env)
+    assert wrong.exit_code == 2
+    assert "such as https://app.example" in wrong.stderr
+    assert s3.requests == []
+
+
 # D1
 
 
@@ -248,6 +268,7 @@ def test_d1_that_refuses(fault, hint, env, d1):
     found = examine(env)
     assert failures(found) == {"d1 read"}
     assert hint in found["d1 read"].line
+    assert found["d1 write"].status is Status.SKIPPED
 
 
 def test_a_token_that_may_only_read(env, d1):

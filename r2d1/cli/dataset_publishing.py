@@ -58,12 +58,14 @@ def _settings(common: Common, target: str) -> Settings:
     metavar="N",
     help="Random units read back through the public base at the end.",
 )
+@click.option("--replace", "may_replace", is_flag=True, help="Replace the documents of another set at this prefix.")
 @common_options
-def publish(common: Common, *, directory: Path, target: str, prefix: str, verify_units: int) -> None:
+def publish(common: Common, *, directory: Path, target: str, prefix: str, verify_units: int, may_replace: bool) -> None:
     """Publish a shard set in the bucket.
 
     Shards first, to keys that never change; then build_record.json; manifest.json last. Only these are sent. What is
-    there already is skipped, so the same command goes on where it was interrupted.
+    there already is skipped, so the same command goes on where it was interrupted. A prefix that holds another set is
+    refused before anything is sent, unless --replace is given.
     """
 
     async def verb(session: Session) -> Result:
@@ -73,6 +75,7 @@ def publish(common: Common, *, directory: Path, target: str, prefix: str, verify
                 session.settings,
                 prefix=prefix,
                 verify_units=verify_units,
+                may_replace=may_replace,
                 observer=session.observer,
                 on_progress=on_progress,
             )
@@ -98,8 +101,9 @@ def _published(report: PublishReport) -> Result:
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @to_option
 @click.option("--prefix", required=True, help="Where in the bucket.")
+@click.option("--hidden", is_flag=True, help="Publish .env, .git and the like, too; without it they are an error.")
 @common_options
-def publish_labels(common: Common, *, directory: Path, target: str, prefix: str) -> None:
+def publish_labels(common: Common, *, directory: Path, target: str, prefix: str, hidden: bool) -> None:
     """Publish a directory of labels in the bucket.
 
     Every file at its relative path, then labels-index.json with the size and SHA-256 of each. Files that did not
@@ -109,7 +113,12 @@ def publish_labels(common: Common, *, directory: Path, target: str, prefix: str)
     async def verb(session: Session) -> Result:
         with progress_of(common) as on_progress:
             report = await publish_labels_async(
-                directory, session.settings, prefix=prefix, observer=session.observer, on_progress=on_progress
+                directory,
+                session.settings,
+                prefix=prefix,
+                hidden=hidden,
+                observer=session.observer,
+                on_progress=on_progress,
             )
         return _labelled(report)
 

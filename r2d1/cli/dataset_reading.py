@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import aclosing
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -14,13 +14,10 @@ from r2d1.cli.ending import Result
 from r2d1.cli.running import Session, run
 from r2d1.datasets.cache import UnitCache
 from r2d1.datasets.manifest import ShardManifest, parse_manifest
-from r2d1.datasets.prefetching import DEPTH, STREAMS
+from r2d1.datasets.prefetching import DEPTH, STREAMS, UnitNotFound
 from r2d1.datasets.prefetching import prefetch as prefetched
 from r2d1.observers import counted
 from r2d1.tasks import in_thread
-
-if TYPE_CHECKING:
-    from r2d1.datasets.spec import DatasetSpec
 
 _GIB = 1 << 30
 
@@ -34,7 +31,10 @@ def _parse_units(ctx: click.Context, param: click.Parameter, text: str | None) -
         first, dash, last = piece.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise click.BadParameter(f"{piece!a} is neither a number nor a range such as 0-99", ctx, param)
-        ranges.append(range(int(first), int(last or first) + 1))
+        ids = range(int(first), int(last or first) + 1)
+        if not ids:
+            raise click.BadParameter(f"{piece!a} ends before it begins", ctx, param)
+        ranges.append(ids)
     return ranges
 
 
@@ -82,45 +82,67 @@ def prefetch(
     """Bring units of a published set into a cache.
 
     Each unit is verified and kept at CACHE/<its sha256>; what is there already is not fetched again. The paths are
-    printed in the order asked for.
+    printed in the order asked for. With --cache-limit the units used longest ago are removed to make room.
     """
     if (manifest is None) is (spec is None):
         raise click.UsageError("give either --manifest or --spec")
+    if spec is not None and not trusted:
+        raise click.UsageError("a spec is believed when it is signed: give the public keys that you trust (--trusted)")
 
     async def verb(session: Session) -> Result:
-        dataset = await in_thread(_read, manifest, spec)
+        dataset = await _manifest(session, manifest, spec, bases, trusted)
         limit = None if cache_limit is None else int(cache_limit * _GIB)
+        asked = [range(dataset.n_units)] if units is None else units
+        _check_units(session, dataset, asked, limit)
         given = prefetched(
             dataset,
-            None if units is None else _each(units),
+            chain.from_iterable(asked),
             UnitCache(cache, limit=limit),
             bases,
             streams,
             depth,
-            trusted=trusted,
             settings=session.settings,
             observer=session.observer,
         )
-        count = 0
+        count, paths = 0, []
         async with aclosing(given):
             async for unit in given:
                 count += 1
-                if not common.as_json:
+                if common.as_json:
+                    paths.append(str(given.path(unit)))
+                else:
                     click.echo(given.path(unit))
-        return Result((), {"units": count, "cache": str(cache)}, f"{counted(count, 'unit')} verified in {cache}")
+        fields = {"units": count, "cache": str(cache), "paths": paths}
+        return Result((), fields, f"{counted(count, 'unit')} verified in {cache}")
 
     run(common, verb)
 
 
-def _each(units: list[range]) -> Iterator[int]:
-    for each in units:
-        yield from each
-
-
-def _read(manifest: Path | None, spec: Path | None) -> ShardManifest | DatasetSpec:
+async def _manifest(
+    session: Session, manifest: Path | None, spec: Path | None, bases: Sequence[str], trusted: Sequence[str]
+) -> ShardManifest:
+    """The manifest on the disk, or what a base's manifest says that the signed spec binds."""
     if manifest is not None:
-        return parse_manifest(manifest.read_bytes(), str(manifest))
+        data = await in_thread(manifest.read_bytes)
+        return await in_thread(parse_manifest, data, str(manifest))
     assert spec is not None
-    from r2d1.datasets import parse_spec
+    from r2d1.datasets import fetch_manifest_async, parse_spec
 
-    return parse_spec(spec.read_bytes(), str(spec))
+    data = await in_thread(spec.read_bytes)
+    signed = parse_spec(data, str(spec))
+    return await fetch_manifest_async(
+        signed, bases, trusted=trusted, settings=session.settings, observer=session.observer
+    )
+
+
+def _check_units(session: Session, manifest: ShardManifest, asked: Sequence[range], limit: int | None) -> None:
+    """Refuse units that there are not before any is fetched, and tell when not all will be in the cache at once."""
+    if (last := max(each[-1] for each in asked)) >= manifest.n_units:
+        raise UnitNotFound(f"unit {last} of a set with {manifest.n_units} units, which are counted from 0")
+    count = sum(map(len, asked))
+    if limit is not None and count * manifest.layout.unit_size > limit:
+        room = limit // manifest.layout.unit_size
+        text = (
+            f"the cache has room for {room} units, and {count} were asked for: a path may be gone soon after it is told"
+        )
+        session.tell.notice("warning", text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +13,11 @@ from r2d1.cli.common import Common, common_options, examples
 from r2d1.cli.ending import Exit, Result
 from r2d1.cli.progress import progress_of
 from r2d1.cli.running import Session, run
-from r2d1.datasets.layout import DEFAULT_UNIT
+from r2d1.datasets.layout import DEFAULT_UNIT, MANIFEST_NAME
 from r2d1.datasets.report import VerifyReport
+from r2d1.errors import R2D1Error
 from r2d1.observers import counted, size
+from r2d1.tasks import in_thread
 
 if TYPE_CHECKING:
     from r2d1.datasets import BuildReport
@@ -76,23 +80,44 @@ def build(
 ) -> None:
     """Build the shard set of a text mix from parquet files.
 
-    Offline and deterministic: the same inputs give the same bytes on any machine. A build that was killed goes on
-    where it stopped.
+    Offline and deterministic: the same inputs give the same bytes on any machine. A build that was killed or failed
+    leaves OUT.building, and the same command goes on where it stopped. A set that OUT holds is replaced at the end.
     """
 
     async def verb(session: Session) -> Result:
-        from r2d1.datasets import BuildOptions, build_mix_async
+        from r2d1.datasets import BuildOptions, build_mix_async, load_registry
 
         options = BuildOptions(
             unit=unit, samples_per_shard=samples_per_shard, limit_docs=limit_docs, workers=workers, memory=memory * _MIB
         )
-        with progress_of(common) as on_progress:
+        known = await in_thread(load_registry, registry)
+        _tell_before(session, out, known.unread)
+        with _told_what_is_left(session, out), progress_of(common) as on_progress:
             report = await build_mix_async(
-                mix, out=out, cache=cache, registry=registry, options=options, on_progress=on_progress
+                mix, out=out, cache=cache, registry=known, options=options, on_progress=on_progress
             )
         return _built(report)
 
     run(common, verb)
+
+
+def _tell_before(session: Session, out: Path, unread: Sequence[str]) -> None:
+    for name in unread:
+        text = f"{name} of the registry is no field that this version of r2d1 knows: it has no effect on what is built"
+        session.tell.notice("warning", text)
+    if (out / MANIFEST_NAME).exists():
+        session.tell.notice("warning", f"{out} holds a set already, which is replaced when this one is built")
+
+
+@contextmanager
+def _told_what_is_left(session: Session, out: Path) -> Iterator[None]:
+    try:
+        yield
+    except (R2D1Error, OSError):
+        if (left := out.with_name(f"{out.name}.building")).exists():
+            text = f"{left} keeps what was finished: the same command goes on with it. It may be deleted"
+            session.tell.notice("warning", text)
+        raise
 
 
 def _built(report: BuildReport) -> Result:
@@ -111,8 +136,8 @@ def _built(report: BuildReport) -> Result:
         ],
     }
     lines = [
-        f"{each.source}: {counted(each.documents_given, 'document')}, {each.rows_removed} rows removed by"
-        f" decontamination, {each.rows_denied} denied"
+        f"{each.source}: {counted(each.documents_given, 'document')} taken, {each.rows_removed} removed by"
+        f" decontamination, {each.rows_denied} denied by the filter"
         for each in report.sources
     ]
     lines.append(f"merkle_root {manifest.merkle_root}")

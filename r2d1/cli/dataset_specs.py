@@ -72,7 +72,11 @@ def keygen(common: Common, *, out: Path) -> None:
 @click.option("--add", "added", multiple=True, callback=_parse_added, metavar="K=V", help="A further field to sign.")
 @common_options
 def sign(common: Common, *, directory: Path, key: Path, out: Path, added: dict[str, object]) -> None:
-    """Write the signed spec of the shard set in DIR."""
+    """Write the signed spec of the shard set in DIR.
+
+    What its manifest says is signed. The shards are only looked for, by name and size, and not read: run
+    `r2d1 datasets verify` first.
+    """
 
     async def verb(session: Session) -> Result:
         from r2d1.datasets import build_spec, load_key, sign_spec, write_spec

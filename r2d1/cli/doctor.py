@@ -10,12 +10,25 @@ import click
 from r2d1.cli.common import Common, common_options, examples
 from r2d1.cli.ending import Exit, Result
 from r2d1.cli.running import Session, run
-from r2d1.doctor import Finding, Status, diagnose
+from r2d1.doctor import Finding, Status, checked_origin, diagnose
+from r2d1.errors import ConfigError
 from r2d1.observers import counted
 
 
+def _check_origin(ctx: click.Context, param: click.Parameter, origin: str | None) -> str | None:
+    try:
+        return None if origin is None else checked_origin(origin)
+    except ConfigError as exc:
+        raise click.BadParameter(str(exc), ctx, param) from exc
+
+
 @click.command(epilog=examples("r2d1 doctor", "r2d1 doctor --env-file prod.env --cors-origin https://app.example"))
-@click.option("--cors-origin", metavar="ORIGIN", help="Also check that web pages of this origin may read.")
+@click.option(
+    "--cors-origin",
+    metavar="ORIGIN",
+    callback=_check_origin,
+    help="Also check that web pages of this origin may read.",
+)
 @common_options
 def doctor(common: Common, *, cors_origin: str | None) -> None:
     """Check that bucket, public base and D1 do what is needed of them.

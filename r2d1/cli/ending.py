@@ -54,6 +54,15 @@ _HINTS: tuple[tuple[type[BaseException], str], ...] = (
     (errors.R2D1Error, "Mend what is named and run the command again"),
     (OSError, "Mend what the operating system refused and run the command again"),
 )
+#: The same for datasets, whose errors say themselves what to do about what was given.
+_DATASET_HINTS: tuple[tuple[type[BaseException], str], ...] = (
+    (errors.NoSpace, f"Free some space. {GO_ON}"),
+    (errors.ConfigError, ""),
+    (errors.FormatError, "Mend what is named and run the command again"),
+    (errors.RemoteError, "Run the command again; what was done is not done twice"),
+    (errors.R2D1Error, ""),
+    (OSError, "Mend what the operating system refused and run the command again"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +82,9 @@ class Result:
     hint: str = ""
 
 
-def of_error(error: Exception, *, verbose: bool = False) -> Result:
-    """The result of a command that failed. A traceback is printed with ``verbose``, or when the error is a bug."""
+def of_error(error: Exception, *, verbose: bool = False, command: str = "") -> Result:
+    """The result of a ``command`` that failed. A traceback is printed with ``verbose``, or when the error is a bug."""
+    hints = _DATASET_HINTS if command.startswith("r2d1 datasets ") else _HINTS
     is_known = isinstance(error, errors.R2D1Error | OSError) or type(error).__module__ == "sqlite3"
     if verbose or not is_known:
         traceback.print_exception(error)
@@ -91,7 +101,7 @@ def of_error(error: Exception, *, verbose: bool = False) -> Result:
         code=Exit.USAGE if isinstance(error, _USAGE_ERRORS) else Exit.FAILED,
         details=[first, *rest] if rest else [],
         why=why,
-        hint=hint or next((hint for kind, hint in _HINTS if isinstance(error, kind)), _DISK),
+        hint=hint or next((hint for kind, hint in hints if isinstance(error, kind)), _DISK),
         fields={"error": text},
     )
 
@@ -141,7 +151,8 @@ def _last_line(command: str, result: Result) -> str:
     word = _WORDS.get(result.code, "failed")
     if result.code is Exit.DONE:
         return f"{command}: {word}: {result.summary}" if result.summary else ""
-    return f"{command}: {word}: {result.why.rstrip('.')}" + (f". {result.hint}" if result.hint else "")
+    why = result.why.rstrip(".")
+    return f"{command}: {word}: {why}" + (f"{'' if why.endswith('?') else '.'} {result.hint}" if result.hint else "")
 
 
 def _print(lines: Sequence[str], out: TextIO) -> None:

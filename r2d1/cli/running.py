@@ -115,8 +115,10 @@ def run(
             result = anyio.run(_supervised, verb, (settings or common.settings)(), observer, make_stop)
     except KeyboardInterrupt:  # before signals were caught
         result = of_signal(signal.SIGINT)
+    except BrokenPipeError:
+        raise  # whoever read stdout has gone: click ends the command without a word
     except Exception as error:
-        result = of_error(error, verbose=common.verbose)
+        result = of_error(error, verbose=common.verbose, command=command)
     raise click.exceptions.Exit(end(result))
 
 

@@ -6,40 +6,127 @@ another task than the one that opened it. Here the work has its own loop, and ea
 
 from __future__ import annotations
 
+import asyncio
 import os
+import selectors
+import socket
 import threading
 import weakref
+from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import anyio
-from anyio.from_thread import BlockingPortal
-from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+import anyio.lowlevel
 
-from r2d1.errors import Closed
+from r2d1.errors import Closed, R2D1Error
 from r2d1.tasks import first_error
 
 T = TypeVar("T")
 
-Emit = Callable[[T], Awaitable[None]]
-#: Work that hands out its results one by one; ``emit`` returns when a result was taken.
-Produce = Callable[[Emit[T]], Awaitable[None]]
+
+class Results(Generic[T]):
+    """Results on their way out of the work: each goes to one who asked. What is asked for too late has ended."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._asked: deque[Future[T]] = deque()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: Callable[[], None] | None = None
+        self._news: anyio.Event | None = None
+        self._is_stopped = False
+        self._end: BaseException | None = None
+
+    # From any thread
+
+    def ask(self) -> Future[T]:
+        """Ask for the next result; does not block."""
+        future: Future[T] = Future()
+        with self._lock:
+            if self._end is None:
+                self._asked.append(future)
+                self._call(self._wake)
+                return future
+            end, self._end = self._end, anyio.EndOfStream()
+        future.set_exception(end)
+        return future
+
+    def stop(self) -> None:
+        """Have the work cancelled, now or when it begins."""
+        with self._lock:
+            self._is_stopped = True
+            if self._stop is not None:
+                self._call(self._stop)
+
+    def over(self, end: BaseException) -> None:
+        """Nothing more comes: those who ask get ``end`` once, then ``EndOfStream``."""
+        with self._lock:
+            left = [future for future in self._asked if future.set_running_or_notify_cancel()]
+            self._asked.clear()
+            self._end = anyio.EndOfStream() if left else end
+        for future in left:
+            future.set_exception(end)
+
+    def _call(self, func: Callable[[], object]) -> None:
+        if self._loop is not None and self._end is None:
+            try:
+                self._loop.call_soon_threadsafe(func)
+            except RuntimeError:  # the loop has just been closed; ``over`` is called next
+                return
+
+    # From the work
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the work has had a loop."""
+        return self._loop is not None
+
+    async def work(self, produce: Produce[T]) -> None:
+        """Run ``produce`` to its end, or to ``stop``; its error is given in the place of a result."""
+        with anyio.CancelScope() as scope:
+            with self._lock:
+                self._loop, self._stop = asyncio.get_running_loop(), scope.cancel
+                if self._is_stopped:
+                    scope.cancel()
+            try:
+                await produce(self)
+            except Exception as exc:  # it is raised where the result is asked for
+                (await self._next()).set_exception(first_error(exc))
+
+    async def give(self, item: T) -> None:
+        """Hand out a result; returns when it was taken."""
+        (await self._next()).set_result(item)
+
+    async def wanted(self) -> None:
+        """Wait until another result is asked for."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        while not self._is_asked():
+            self._news = anyio.Event()
+            await self._news.wait()
+
+    async def _next(self) -> Future[T]:
+        """The one whose turn it is."""
+        while True:
+            await self.wanted()
+            with self._lock:
+                future = self._asked.popleft()
+            if future.set_running_or_notify_cancel():
+                return future
+
+    def _is_asked(self) -> bool:
+        with self._lock:
+            while self._asked and self._asked[0].cancelled():
+                self._asked.popleft()
+            return bool(self._asked)
+
+    def _wake(self) -> None:
+        if self._news is not None:
+            self._news.set()
 
 
-@dataclass(frozen=True, slots=True)
-class _Failure:
-    """An error on its way to the consumer, in the place of the result it stands for."""
-
-    error: Exception
-
-
-@dataclass(frozen=True, slots=True)
-class _Running(Generic[T]):
-    portal: BlockingPortal
-    results: MemoryObjectReceiveStream[T | _Failure]
-    thread: threading.Thread
+#: Work that hands out its results one by one.
+Produce = Callable[[Results[T]], Awaitable[None]]
 
 
 class Background(Generic[T]):
@@ -52,77 +139,82 @@ class Background(Generic[T]):
         self._produce: Produce[T] | None = produce
         self._name = name
         self._pid = os.getpid()
-        self._running: _Running[T] | None = None
-        self._stop: weakref.finalize[[int, _Running[T]], Background[T]] | None = None
+        self._lock = threading.Lock()
+        self._results: Results[T] = Results()
+        self._stop: weakref.finalize[[int, Results[T], threading.Thread], Background[T]] | None = None
 
     @property
     def is_started(self) -> bool:
         """Whether ``ask`` no longer blocks."""
         return self._produce is None
 
-    def ask(self) -> Future[T | _Failure]:
-        """Ask for the next result; the future raises ``EndOfStream`` at the end. Blocks a moment when first called."""
+    def ask(self) -> Future[T]:
+        """Ask for the next result; the future raises ``EndOfStream`` at the end. Blocks a moment when first called.
+
+        ``R2D1Error`` (of the future) when no thread or no event loop could be had.
+        """
         if os.getpid() != self._pid:
             raise Closed(f"this {self._name} belongs to the parent process; make a new one after the fork")
-        if self._produce is not None:
-            produce, self._produce = self._produce, None
-            self._running = _start(produce, self._name)
-            self._stop = weakref.finalize(self, _stop, self._pid, self._running)
-        if self._running is None:
-            ended: Future[T | _Failure] = Future()
-            ended.set_exception(anyio.EndOfStream())
-            return ended
-        return self._running.portal.start_task_soon(self._running.results.receive)
+        with self._lock:
+            if self._produce is not None:
+                self._start(self._produce)
+                self._produce = None
+        return self._results.ask()
 
     def close(self) -> None:
-        """Stop the work and wait for its end; safe to call twice."""
-        self._produce = None
-        self._running = None
-        if self._stop is not None:
-            self._stop()
+        """Stop the work and wait for its end; who waits for a result gets ``EndOfStream``. Safe to call twice."""
+        if os.getpid() != self._pid:  # in a forked child there is nobody to stop
+            return
+        with self._lock:
+            self._produce = None
+            results, stop = self._results, self._stop
+        if stop is None:
+            results.over(anyio.EndOfStream())
+        else:
+            stop()
 
-
-def taken(item: T | _Failure) -> T:
-    """A result that was asked for; an error is raised."""
-    if isinstance(item, _Failure):
-        raise item.error
-    return item
-
-
-def _start(produce: Produce[T], name: str) -> _Running[T]:
-    ready: Future[tuple[BlockingPortal, MemoryObjectReceiveStream[T | _Failure]]] = Future()
-    thread = threading.Thread(target=_serve, args=(ready, produce), name=f"r2d1 {name}", daemon=True)
-    thread.start()
-    portal, results = ready.result()
-    return _Running(portal, results, thread)
-
-
-def _stop(pid: int, running: _Running[T]) -> None:
-    if os.getpid() == pid:  # in a forked child there is nobody to stop
-        running.portal.call(running.portal.stop, True)
-        running.thread.join()
-
-
-def _serve(ready: Future[tuple[BlockingPortal, MemoryObjectReceiveStream[T | _Failure]]], produce: Produce[T]) -> None:
-    async def main() -> None:
-        send, receive = anyio.create_memory_object_stream[T | _Failure](0)
-        async with send, receive, BlockingPortal() as portal, anyio.create_task_group() as tasks:
-            tasks.start_soon(_feed, produce, send)
-            ready.set_result((portal, receive))
-            await portal.sleep_until_stopped()
-            tasks.cancel_scope.cancel()
-
-    anyio.run(main)
-
-
-async def _feed(produce: Produce[T], send: MemoryObjectSendStream[T | _Failure]) -> None:
-    async with send:
+    def _start(self, produce: Produce[T]) -> None:
+        arguments = (self._results, produce, self._name)
+        thread = threading.Thread(target=_serve, args=arguments, name=f"r2d1 {self._name}", daemon=True)
         try:
-            await produce(send.send)
-        except Exception as exc:  # it is raised where the result is asked for
-            error = first_error(exc)
-            assert isinstance(error, Exception)
-            await send.send(_Failure(error))
+            thread.start()
+        except RuntimeError as exc:
+            self._results.over(_not_started(self._name, exc))
+        else:
+            self._stop = weakref.finalize(self, _stop, self._pid, self._results, thread)
+
+
+def _stop(pid: int, results: Results[T], thread: threading.Thread) -> None:
+    if os.getpid() == pid:
+        results.stop()
+        if thread is not threading.current_thread():  # where the last reference may go, too
+            thread.join()
+
+
+def _serve(results: Results[T], produce: Produce[T], name: str) -> None:
+    end: BaseException = anyio.EndOfStream()
+    try:
+        _require_descriptors()
+        anyio.run(results.work, produce)
+    except BaseException as exc:  # raised where a result is asked for, or nobody would hear of it
+        end = exc if results.has_begun else _not_started(name, exc)
+    finally:
+        results.over(end)
+
+
+def _require_descriptors() -> None:
+    """Raise ``OSError`` when a loop would find too few: Python prints a second error of one that is half made."""
+    with selectors.DefaultSelector():
+        for each in socket.socketpair():
+            each.close()
+
+
+def _not_started(name: str, error: BaseException) -> R2D1Error:
+    failure = R2D1Error(
+        f"this {name} cannot start its thread: {error}. Close files or end threads, or raise what `ulimit` allows"
+    )
+    failure.__cause__ = error
+    return failure
 
 
 def run_to_end(func: Callable[[], Awaitable[T]]) -> T:
@@ -131,11 +223,11 @@ def run_to_end(func: Callable[[], Awaitable[T]]) -> T:
     It works in a program that runs an event loop, too, whose thread it blocks.
     """
 
-    async def produce(emit: Emit[T]) -> None:
-        await emit(await func())
+    async def produce(results: Results[T]) -> None:
+        await results.give(await func())
 
     background = Background(produce, name="call")
     try:
-        return taken(background.ask().result())
+        return background.ask().result()
     finally:
         background.close()

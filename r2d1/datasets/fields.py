@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
@@ -11,11 +12,15 @@ from r2d1.errors import FormatError
 #: Beyond this an integer is not exact in every JSON reader (RFC 8259 §6, RFC 7493 §2.2).
 MAX_INTEGER = 2**53 - 1
 
+#: How many problems an error text names, and how long each may be: a document can hold any number and any text.
+_TOLD = 20
+_LONGEST = 500
+
 _HEX = frozenset("0123456789abcdef")
 
 
 class DocumentError(FormatError):
-    """A document has malformed fields; ``problems`` names each, one text a field."""
+    """A document has malformed fields; ``problems`` names each, one text a field. As a text, the first ones."""
 
     def __init__(self, document: str, problems: Iterable[str]) -> None:
         self.document = document
@@ -26,14 +31,22 @@ class DocumentError(FormatError):
         return type(self), (self.document, self.problems)
 
     def __str__(self) -> str:
-        return f"{self.document}: {'; '.join(self.problems)}"
+        more = len(self.problems) - _TOLD
+        told = "; ".join(map(_harmless, self.problems[:_TOLD])) + (f"; and {more} more" if more > 0 else "")
+        return f"{self.document}: {told}"
+
+
+def _harmless(text: str) -> str:
+    """A problem as it may be printed: what has no shape of its own is escaped, what is very long is cut."""
+    cut = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in cut)
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in pairs:
         if name in found:
-            raise ValueError(f"the key {name!r} occurs twice in one object")
+            raise ValueError(f"the key {shown(name)} occurs twice in one object")
         found[name] = value
     return found
 
@@ -42,10 +55,25 @@ def _no_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
 
 
-def load_object(data: bytes, document: str) -> dict[str, object]:
-    """Parse UTF-8 JSON that must be one object, with no key twice and no NaN; ``DocumentError`` names ``document``."""
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {text[:20]} is too large")
+    return number
+
+
+def load_object(data: bytes | str, document: str) -> dict[str, object]:
+    """Parse JSON, text or UTF-8, that must be one object, with no key twice and no NaN.
+
+    ``DocumentError`` names ``document``.
+    """
     try:
-        value = json.loads(data.decode(), object_pairs_hook=_unique, parse_constant=_no_constant)
+        value = json.loads(
+            data if isinstance(data, str) else data.decode(),
+            object_pairs_hook=_unique,
+            parse_constant=_no_constant,
+            parse_float=_finite,
+        )
     except (ValueError, RecursionError) as exc:
         raise DocumentError(document, [f"is not readable as JSON: {exc}"]) from exc
     if not isinstance(value, dict):
@@ -64,6 +92,11 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:76]}..."
 
 
+def _name(text: str) -> str:
+    """A field's name in an error text: as it stands when that is harmless."""
+    return text if len(text) <= 80 and text.isascii() and text.isprintable() else shown(text)
+
+
 class Fields:
     """One JSON object under examination; its readers note what is wrong and go on with a stand-in.
 
@@ -78,7 +111,7 @@ class Fields:
 
     def note(self, name: str, text: str) -> None:
         """Record a problem of the field ``name``."""
-        self.problems.append(f"{self.path}{name} {text}")
+        self.problems.append(f"{self.path}{_name(name)} {text}")
 
     def finish(self) -> None:
         """Raise ``DocumentError`` when anything was noted."""
@@ -160,7 +193,7 @@ class Fields:
             self._refuse(name, value, "an object")
             return Fields(self.document, {})
         found = Fields(self.document, value, parent=self)
-        found.path = f"{self.path}{name}."
+        found.path = f"{self.path}{_name(name)}."
         return found
 
     def _refuse(self, name: str, value: object, wanted: str) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from r2d1 import keys
 from r2d1.checkpoint import Identity
-from r2d1.errors import ConfigError, FormatError, NameRefused, R2D1Error
+from r2d1.datasets.open_uploads import OpenUploads
+from r2d1.errors import ConfigError, FormatError, NameRefused, R2D1Error, UnsafeDestination
 from r2d1.localstate import own_folder, state_directory
 
 INDEX_NAME = "labels-index.json"
@@ -23,6 +24,8 @@ STEP = 64 << 20
 _BLOCK = 1 << 20
 _RUINED = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 _NAMED = 10
+#: Beside ``.env*``: what lies in directories by mistake. Other hidden files may well be labels.
+_NEVER_LABELS = frozenset({".DS_Store", ".aws", ".git", ".hg", ".netrc", ".ssh", ".svn"})
 _SCHEMA = """CREATE TABLE IF NOT EXISTS hashes (
     path BLOB PRIMARY KEY, size INTEGER NOT NULL, mtime_ns INTEGER NOT NULL, ctime_ns INTEGER NOT NULL,
     inode INTEGER NOT NULL, sha256 TEXT NOT NULL
@@ -38,12 +41,13 @@ class LabelFile:
     identity: Identity
 
 
-def list_label_files(root: Path) -> list[LabelFile]:
+def list_label_files(root: Path, *, hidden: bool = False) -> list[LabelFile]:
     """Every regular file below ``root`` but r2d1's own state and an index at the top, by path. Blocks.
 
     A link to a file counts as that file when it lies inside ``root``. ``FormatError`` names every path that cannot
     be published: a link that leads out or nowhere, a socket or device, a name that no key can have, two paths that
-    R2 takes for one (equal in NFC).
+    R2 takes for one (equal in NFC). Unless ``hidden``, ``ConfigError`` names hidden files that are no labels: a
+    ``.env`` or ``.git`` that came along by mistake cannot be called back once it was published.
     """
     if not root.is_dir():
         raise ConfigError(f"{root} is not a directory")
@@ -59,10 +63,25 @@ def list_label_files(root: Path) -> list[LabelFile]:
         if name in found:
             problems.append(f"{keys.shown(relative)}: another file's name is the same to R2 (Unicode NFC)")
         found[name] = LabelFile(name, path, Identity.of(path.stat()))
+    if not hidden and (names := sorted({text for path in found if (text := _hidden_part(path))})):
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        raise ConfigError(
+            f"{root} holds hidden files, and nothing was sent: {', '.join(names[:_NAMED])}{more}."
+            " Remove them, or publish them with all others by --hidden (hidden=True)"
+        )
     if problems:
         more = f" and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
         raise FormatError(f"{root} cannot be published: {'; '.join(problems[:_NAMED])}{more}")
     return [found[name] for name in sorted(found)]
+
+
+def _hidden_part(path: str) -> str:
+    """A path up to the first name in it that cannot be a label's, with a slash at its end when that is a folder's."""
+    names = path.split("/")
+    for count, name in enumerate(names, start=1):
+        if name.startswith(".env") or name in _NEVER_LABELS:
+            return keys.shown("/".join(names[:count]) + ("/" if count < len(names) else ""))
+    return ""
 
 
 def _walk(root: Path, real_root: Path, problems: list[str]) -> Iterator[Path]:
@@ -105,8 +124,8 @@ class HashJournal:
 
     def __init__(self, directory: Path) -> None:
         where, _ = state_directory(directory)
-        where.parent.mkdir(parents=True, exist_ok=True)
-        self.path = own_folder(where, 0o700) / JOURNAL_NAME
+        self.path = _made(where) / JOURNAL_NAME
+        self.uploads = OpenUploads(self.path.parent)
         self._lock = threading.Lock()
         self._db = self._open()
 
@@ -131,6 +150,7 @@ class HashJournal:
         return db
 
     def close(self) -> None:
+        self.uploads.close()
         with self._lock:
             self._db.close()
 
@@ -159,6 +179,16 @@ class HashJournal:
             raise R2D1Error(
                 f"{self.path}: the journal of hashes cannot be used: {exc}. It may be deleted, which only costs time"
             ) from exc
+
+
+def _made(folder: Path) -> Path:
+    """A folder for state, made if missing with those above it."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        hint = "make the labels' folder writable, or set XDG_STATE_HOME to a folder that is"
+        raise UnsafeDestination(f"{folder}: r2d1 cannot keep its state here: {exc.strerror}; {hint}") from exc
+    return own_folder(folder, 0o700)
 
 
 def _numbers(identity: Identity) -> tuple[int, int, int, int]:

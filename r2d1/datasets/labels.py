@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -15,11 +15,15 @@ from r2d1.datasets.background import run_to_end
 from r2d1.datasets.fields import DocumentError, Fields, load_object
 from r2d1.datasets.label_files import INDEX_NAME, FileHash, HashJournal, LabelFile, list_label_files
 from r2d1.datasets.large_files import send_in_parts
-from r2d1.datasets.manifest import dump_json
+from r2d1.datasets.layout import MANIFEST_NAME
+from r2d1.datasets.manifest import dump_json, parse_manifest
+from r2d1.datasets.moving import Moved
+from r2d1.datasets.open_uploads import give_up_left
 from r2d1.datasets.sending import (
     BINARY,
     JSON,
     NO_CACHE,
+    Conflict,
     HashedFile,
     Placing,
     State,
@@ -29,7 +33,8 @@ from r2d1.datasets.sending import (
     opened_store,
     state_of,
 )
-from r2d1.datasets.workers import OnProgress, Progress
+from r2d1.datasets.unit_source import MAX_MANIFEST
+from r2d1.datasets.workers import OnProgress
 from r2d1.errors import ConfigError, ObjectNotFound
 from r2d1.events import Observer, Teller
 from r2d1.objects import ObjectStore
@@ -68,10 +73,8 @@ class _Run:
     journal: HashJournal
     concurrency: int
     multipart_above: int
-    on_progress: OnProgress | None
-    total_bytes: int
+    moved: Moved
     entries: dict[str, dict[str, object]] = field(default_factory=dict)
-    done_bytes: int = 0
     sent: int = 0
     sent_bytes: int = 0
     hashed_bytes: int = 0
@@ -84,9 +87,7 @@ class _Run:
             self.sent += 1
             self.sent_bytes += size
         self.entries[file.path] = {"size": size, "sha256": sha256}
-        self.done_bytes += size
-        if self.on_progress is not None:
-            self.on_progress(Progress("publish labels", self.done_bytes, self.total_bytes, "bytes"))
+        self.moved.done(key, size)
 
     async def _sha256(self, file: LabelFile) -> str:
         known = await in_thread(self.journal.known, file)
@@ -102,11 +103,20 @@ class _Run:
     async def _send(self, key: str, file: LabelFile, sha256: str) -> None:
         kind = JSON if file.path.endswith(".json") else BINARY
         attributes = attributes_of(sha256, content_type=kind, cache_control=NO_CACHE)
-        size, store = file.identity.size, self.placing.store
+        size, store, moved = file.identity.size, self.placing.store, partial(self.moved.at, key)
         if size > self.multipart_above:
-            await send_in_parts(store, key, file, attributes, concurrency=self.concurrency, tell=self.placing.tell)
+            await send_in_parts(
+                store,
+                key,
+                file,
+                attributes,
+                concurrency=self.concurrency,
+                tell=self.placing.tell,
+                moved=moved,
+                uploads=self.journal.uploads,
+            )
         else:
-            source = HashedFile(file.source, size, sha256)
+            source = HashedFile(file.source, size, sha256, moved)
             await store.put(key, source, attributes=attributes, signed_sha256=sha256)
 
 
@@ -115,6 +125,7 @@ async def publish_labels_async(
     settings: Settings,
     *,
     prefix: str,
+    hidden: bool = False,
     store: ObjectStore | None = None,
     observer: Observer | None = None,
     on_progress: OnProgress | None = None,
@@ -125,20 +136,26 @@ async def publish_labels_async(
     Files that the bucket has already (size and hash) are not sent, and what did not change since an earlier run is
     not even read: the hashes are kept in ``<directory>/.r2d1/labels.db``. Files above ``multipart_above`` bytes go
     in parts. The index is written last, and only when it differs, so readers of the index see the old or the new.
+    A directory that holds ``.env``, ``.git`` and the like is published with ``hidden`` only.
 
-    At most ``settings.in_flight`` files are under way. ``FormatError`` for what cannot be published or changed
-    meanwhile, ``RemoteError`` when the store refuses or fails.
+    At most ``settings.in_flight`` files are under way. Before anything is sent, ``ConfigError`` for hidden files and
+    for settings or a prefix that will not do, ``Conflict`` for a prefix that holds a shard set. ``FormatError`` for
+    what cannot be published or changed meanwhile, ``RemoteError`` when the store refuses or fails.
     """
     tell = Teller(observer)
     below = checked_prefix(prefix)
     root = Path(directory)
-    files = await in_thread(list_label_files, root)
+    files = await in_thread(partial(list_label_files, root, hidden=hidden))
     if not files:
         raise ConfigError(f"{root} holds no file to publish")
-    async with opened_store(settings, store, tell) as bucket, _journal(root) as journal:
+    for file in files:
+        join_key(below, file.path)  # one that will not do shows now
+    moved = Moved("publish labels", sum(file.identity.size for file in files), on_progress)
+    async with opened_store(settings, store, tell) as bucket, _journal(root) as journal, moved.telling():
         before = await _index_before(bucket, join_key(below, INDEX_NAME), tell)
-        total = sum(file.identity.size for file in files)
-        run = _Run(Placing(bucket, tell), below, journal, settings.in_flight, multipart_above, on_progress, total)
+        await _require_no_set(bucket, join_key(below, MANIFEST_NAME), before)
+        await give_up_left(bucket, journal.path.parent, tell)
+        run = _Run(Placing(bucket, tell), below, journal, settings.in_flight, multipart_above, moved)
         await run_bounded(settings.in_flight, run.file, files)
         await _place_index(run)
         return LabelsReport(
@@ -158,6 +175,7 @@ def publish_labels(
     settings: Settings,
     *,
     prefix: str,
+    hidden: bool = False,
     store: ObjectStore | None = None,
     observer: Observer | None = None,
     on_progress: OnProgress | None = None,
@@ -169,6 +187,7 @@ def publish_labels(
             directory,
             settings,
             prefix=prefix,
+            hidden=hidden,
             store=store,
             observer=observer,
             on_progress=on_progress,
@@ -199,10 +218,24 @@ async def _index_before(store: ObjectStore, key: str, tell: Teller) -> Mapping[s
         return {}
 
 
+async def _require_no_set(store: ObjectStore, key: str, before: Mapping[str, object]) -> None:
+    """Raise ``Conflict`` where a shard set is published. Labels may well have a file of its manifest's name."""
+    if MANIFEST_NAME in before:
+        return
+    try:
+        data, _ = await store.get(key, limit=MAX_MANIFEST)
+        await in_thread(parse_manifest, data, key)
+    except (ObjectNotFound, DocumentError):
+        return
+    raise Conflict(
+        f"{key}: a shard set is published there; labels among its keys could not be told from it, and nothing was"
+        " sent. Publish them below a prefix of their own"
+    )
+
+
 async def _place_index(run: _Run) -> None:
     data = await in_thread(_dump, run.entries)
-    sha256 = hashlib.sha256(data).hexdigest()
-    await run.placing.place_document(join_key(run.prefix, INDEX_NAME), data, sha256=sha256)
+    await run.placing.place_document(join_key(run.prefix, INDEX_NAME), data)
 
 
 def _dump(entries: Mapping[str, object]) -> bytes:

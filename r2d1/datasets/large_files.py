@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import anyio
 
 from r2d1.datasets.label_files import LabelFile, require_same
+from r2d1.datasets.open_uploads import OpenUploads
 from r2d1.datasets.sending import SHA256, State, state_of
-from r2d1.errors import NotSupported, R2D1Error, RemoteError, RemoteUnavailable, UploadNotFound
+from r2d1.errors import R2D1Error, RemoteUnavailable, UploadNotFound
 from r2d1.events import Teller
 from r2d1.manifest import plan_part_size
 from r2d1.objects import Attributes, BodyCheck, ObjectStore, Part
@@ -25,18 +26,33 @@ _ABORT_WITHIN_S = 10.0
 
 
 async def send_in_parts(
-    store: ObjectStore, key: str, file: LabelFile, attributes: Attributes, *, concurrency: int, tell: Teller
+    store: ObjectStore,
+    key: str,
+    file: LabelFile,
+    attributes: Attributes,
+    *,
+    concurrency: int,
+    tell: Teller,
+    moved: Callable[[int], None],
+    uploads: OpenUploads,
 ) -> None:
-    """Send a file as a multipart upload, ``concurrency`` parts at once; what fails is aborted."""
+    """Send a file as a multipart upload, ``concurrency`` parts at once; what fails is aborted.
+
+    ``moved`` is called after each part, with the bytes of all that were sent. In ``uploads`` the upload is noted
+    until it has ended.
+    """
     async with _opened(file) as handle:
-        await _abort_earlier(store, key)
         upload_id = await store.create_upload(key, attributes=attributes, check=_CHECK)
         try:
-            parts = await _send_parts(store, key, upload_id, file, handle, concurrency)
+            await in_thread(uploads.began, store.where, key, upload_id)
+            parts = await _send_parts(store, key, upload_id, file, handle, concurrency, moved)
             await in_thread(require_same, handle, file)
-            await _complete(store, key, upload_id, parts, file.identity.size, attributes.metadata[SHA256])
+            if await _is_completed(store, key, upload_id, parts, file.identity.size, attributes.metadata[SHA256]):
+                await in_thread(uploads.ended, upload_id)
+            else:
+                await _abort(store, key, upload_id, tell, uploads)
         except BaseException:
-            await _abort(store, key, upload_id, tell)
+            await _abort(store, key, upload_id, tell, uploads)
             raise
 
 
@@ -50,18 +66,14 @@ async def _opened(file: LabelFile) -> AsyncIterator[int]:
         os.close(handle)
 
 
-async def _abort_earlier(store: ObjectStore, key: str) -> None:
-    """Give up the uploads that an earlier publication of this key has left open."""
-    try:
-        for upload in await store.list_uploads(key):
-            if upload.key == key:
-                await store.abort_upload(key, upload.upload_id)
-    except (NotSupported, RemoteError):
-        return  # a token for objects may not list them; the bucket aborts them after 7 days
-
-
 async def _send_parts(
-    store: ObjectStore, key: str, upload_id: str, file: LabelFile, handle: int, concurrency: int
+    store: ObjectStore,
+    key: str,
+    upload_id: str,
+    file: LabelFile,
+    handle: int,
+    concurrency: int,
+    moved: Callable[[int], None],
 ) -> list[Part]:
     spans = enumerate(plan_ranges(file.identity.size, plan_part_size(file.identity.size)), start=1)
     hashes = SliceHashes(handle, str(file.source), _CHECK)
@@ -80,6 +92,7 @@ async def _send_parts(
         while (piece := await next_slice()) is not None:
             number, source, check = piece
             sent.append(await store.put_part(key, upload_id, number, source, check=check))
+            moved(sum(part.size for part in sent))
 
     with one_error():
         async with anyio.create_task_group() as tasks:
@@ -88,18 +101,27 @@ async def _send_parts(
     return sorted(sent, key=lambda part: part.number)
 
 
-async def _complete(store: ObjectStore, key: str, upload_id: str, parts: list[Part], size: int, sha256: str) -> None:
-    """Join the parts. A lost answer is settled by looking: the object is ours if size and hash are right."""
+async def _is_completed(
+    store: ObjectStore, key: str, upload_id: str, parts: list[Part], size: int, sha256: str
+) -> bool:
+    """Join the parts. A lost answer is settled by looking: the object is right if its size and hash are.
+
+    False then: another run may have put it there, and this upload be open.
+    """
     try:
         await store.complete_upload(key, upload_id, parts)
     except (RemoteUnavailable, UploadNotFound):
         if await state_of(store, key, size=size, sha256=sha256) is not State.SAME:
             raise
+        return False
+    return True
 
 
-async def _abort(store: ObjectStore, key: str, upload_id: str, tell: Teller) -> None:
+async def _abort(store: ObjectStore, key: str, upload_id: str, tell: Teller, uploads: OpenUploads) -> None:
     with anyio.CancelScope(shield=True, deadline=anyio.current_time() + _ABORT_WITHIN_S):
         try:
             await store.abort_upload(key, upload_id)
+            await in_thread(uploads.ended, upload_id)
         except R2D1Error as error:
-            tell.notice("warning", f"an upload could not be aborted; the bucket does so after 7 days: {error}")
+            text = f"an upload could not be aborted; the next run does so, or the bucket after 7 days: {error}"
+            tell.notice("warning", text)

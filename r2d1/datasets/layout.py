@@ -10,6 +10,8 @@ from r2d1.errors import ConfigError
 
 MANIFEST_NAME = "manifest.json"
 RECORD_NAME = "build_record.json"
+#: The fields of ``extra`` in the manifest of a set that was built from a mix.
+BUILT_EXTRA = ("dropped_tail_samples", "mix_id", "removed_ids_sha256")
 ROW_FORMAT = "u16[seq_len+1] token ids"
 TEMPLATE_WORD = "{shard_sha256}"
 SHARD_TEMPLATE = TEMPLATE_WORD

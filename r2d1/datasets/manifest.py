@@ -169,12 +169,25 @@ class Fragment:
             "source": {"mix_id": self.source.mix_id, "registry_sha256": self.source.registry_sha256},
         }
 
-    def differences(self, manifest: ShardManifest) -> list[str]:
+    def differences(self, manifest: ShardManifest) -> list[Difference]:
         """Every field in which a manifest contradicts this fragment."""
-        ours = {name: value for name, value in self.to_json().items() if name not in ("source", "assign_unit")}
-        pairs = [(name, value, getattr(manifest, name)) for name, value in ours.items()]
-        pairs.append(("unit", self.assign_unit, manifest.unit))
-        return [f"{name} is {shown(there)}, not {shown(here)}" for name, here, there in pairs if here != there]
+        named = {"assign_unit": "unit"}  # what the manifest calls otherwise
+        ours = {name: value for name, value in self.to_json().items() if name != "source"}
+        pairs = (
+            Difference(name, named.get(name, name), value, getattr(manifest, named.get(name, name)))
+            for name, value in ours.items()
+        )
+        return [pair for pair in pairs if pair.here != pair.there]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A field of a fragment, ``here``, and what the manifest has ``there`` under its own name for it."""
+
+    field: str
+    manifest_field: str
+    here: object
+    there: object
 
 
 @dataclass(frozen=True, slots=True)

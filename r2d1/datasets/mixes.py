@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import fields as dataclass_fields
 from importlib import resources
 from pathlib import Path
 
 from r2d1 import keys
 from r2d1.datasets.canonical import canonical_sha256
-from r2d1.datasets.fields import Fields, load_object, shown
+from r2d1.datasets.fields import DocumentError, Fields, load_object, shown
 from r2d1.errors import ConfigError, NameRefused
 
 REGISTRY_VERSION = 1
@@ -18,6 +19,10 @@ REGISTRY_VERSION = 1
 BYTE_TOKENIZER = "bytes"
 SHIPPED = "registry.json"
 _RATIO_TOLERANCE = 1e-9
+
+
+class RegistryError(DocumentError, ConfigError):
+    """A mix registry is malformed; ``problems`` names every field that is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +77,17 @@ class Mix:
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """A whole registry; ``sha256`` is that of its canonical form (RFC 8785)."""
+    """A whole registry; ``sha256`` is that of its canonical form (RFC 8785).
+
+    ``unread`` names the fields of sources that this version does not know: they count for the hash, and do nothing.
+    """
 
     sha256: str
     sources: Mapping[str, Source]
     mixes: Mapping[str, Mix]
     tokenizers: Mapping[str, TokenizerEntry]
     merkle_roots: Mapping[str, str]
+    unread: tuple[str, ...] = ()
 
     def text_mix(self, mix_id: str) -> tuple[Mix, int]:
         """A mix that can be built here, and its ``seq_len``; ``ConfigError`` for an unknown or a record mix."""
@@ -95,9 +104,9 @@ class Registry:
 
 
 def load_registry(path: str | os.PathLike[str] | None = None) -> Registry:
-    """Read a registry file, or the shipped one; ``DocumentError`` names every malformed field of it.
+    """Read a registry file, or the shipped one; ``RegistryError`` (a ``ConfigError``) names every malformed field.
 
-    Every source, tokenizer and mix is checked, used or not. Unknown fields are allowed and count for ``sha256``.
+    Every source, tokenizer and mix is checked, used or not. All fields count for ``sha256``.
     """
     if path is None:
         return parse_registry(resources.files("r2d1.datasets").joinpath(SHIPPED).read_bytes(), SHIPPED)
@@ -110,6 +119,13 @@ def load_registry(path: str | os.PathLike[str] | None = None) -> Registry:
 
 def parse_registry(data: bytes, document: str = SHIPPED) -> Registry:
     """``load_registry`` of bytes at hand; ``document`` is its name in errors."""
+    try:
+        return _read_registry(data, document)
+    except DocumentError as exc:
+        raise RegistryError(exc.document, exc.problems) from exc
+
+
+def _read_registry(data: bytes, document: str) -> Registry:
     value = load_object(data, document)
     fields = Fields(document, value)
     version = fields.integer("version")
@@ -118,14 +134,22 @@ def parse_registry(data: bytes, document: str = SHIPPED) -> Registry:
     sources = {name: _read_source(name, part) for name, part in _entries(fields, "sources")}
     tokenizers = {name: _read_tokenizer(name, part) for name, part in _entries(fields, "tokenizers")}
     mixes = {name: _read_mix(name, part, sources, tokenizers) for name, part in _entries(fields, "mixes")}
-    roots = {name: part.hexadecimal("merkle_root") for name, part in _entries(fields, "build_records")}
+    roots = {name: part.hexadecimal("merkle_root") for name, part in _entries(fields, "build_records", missing=True)}
     for name in sorted(set(roots) - set(mixes)):
         fields.note(f"build_records.{name}", "is the record of no mix")
     fields.finish()
-    return Registry(canonical_sha256(value, document), sources, mixes, tokenizers, roots)
+    unread = _unread_of(_entries(fields, "sources"))
+    return Registry(canonical_sha256(value, document), sources, mixes, tokenizers, roots, unread)
 
 
-def _entries(fields: Fields, name: str) -> Iterator[tuple[str, Fields]]:
+def _unread_of(sources: Iterable[tuple[str, Fields]]) -> tuple[str, ...]:
+    known = {field.name for field in dataclass_fields(Source) if field.name != "id"}
+    return tuple(f"sources.{name}.{field}" for name, part in sources for field in sorted(set(part.value) - known))
+
+
+def _entries(fields: Fields, name: str, *, missing: bool = False) -> Iterator[tuple[str, Fields]]:
+    if missing and name not in fields.value:
+        return
     group = fields.child(name)
     for entry in group.value:
         yield entry, group.child(entry)

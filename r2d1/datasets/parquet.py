@@ -108,6 +108,13 @@ def plan_slices(cache: Path, file: InputFile, columns: Sequence[str] | None) -> 
     return [part for part in slices if part.rows]
 
 
+def column_names(cache: Path, file: InputFile) -> list[str]:
+    """The top-level columns of a file."""
+    with _opened(cache, file) as opened:
+        names: list[str] = opened.schema_arrow.names
+        return names
+
+
 def _column_numbers(meta: Any, columns: Sequence[str] | None) -> list[int]:
     if not meta.num_row_groups:
         return []

@@ -17,7 +17,7 @@ import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from r2d1.bases import Base, Data
-from r2d1.datasets.background import Background, Emit, taken
+from r2d1.datasets.background import Background, Results
 from r2d1.datasets.cache import Pin, UnitCache
 from r2d1.datasets.manifest import ShardManifest
 from r2d1.datasets.unit_source import Ranking, UnitSource, believed_manifest, checked_bases, open_readers
@@ -70,8 +70,9 @@ class Prefetch:
     """Unit ids in the order asked for, each cached and verified when it is given: ``for`` and ``async for`` both work.
 
     The work is done on a thread of its own, which neither a busy event loop nor a blocking training step slows down;
-    it ends with the last unit, an error, a wait that is cancelled, ``close`` or ``aclose``, or when the last
-    reference goes. A unit stays in the cache at least until the next one is asked for, however small the limit.
+    it ends with the iteration, an error, a wait that is cancelled, ``close`` or ``aclose``, or when the last
+    reference goes. A unit stays in the cache at least until the next one is asked for (the last one until the end
+    is), however small the limit.
     An error is raised in the place of the unit that it is about; the ones before it are given first.
     """
 
@@ -91,10 +92,17 @@ class Prefetch:
         return self._plan.cache.path(self.manifest.unit_sha256s[unit])
 
     def rows(self, unit: int) -> NDArray[np.uint16]:
-        """The rows of a unit that was given: a read-only array of shape ``(unit, seq_len + 1)``."""
+        """The rows of a unit that was given: a read-only array of shape ``(unit, seq_len + 1)``.
+
+        ``ConfigError`` when it is not in the cache: not given yet, or no longer.
+        """
         import numpy as np
 
-        data = self.path(unit).read_bytes()
+        try:
+            data = self.path(unit).read_bytes()
+        except FileNotFoundError as exc:
+            text = f"unit {unit} is not in the cache: its rows can be read once it was given, until it is evicted"
+            raise ConfigError(text) from exc
         return np.frombuffer(data, dtype="<u2").reshape(self.manifest.unit, self.manifest.seq_len + 1)
 
     def __iter__(self) -> Iterator[int]:
@@ -104,7 +112,7 @@ class Prefetch:
         try:
             future = self._work.ask()
             try:
-                return taken(future.result())
+                return future.result()
             finally:
                 future.cancel()
         except anyio.EndOfStream:
@@ -120,7 +128,7 @@ class Prefetch:
     async def __anext__(self) -> int:
         try:
             future = self._work.ask() if self._work.is_started else await in_thread(self._work.ask)
-            return taken(await asyncio.wrap_future(future))
+            return await asyncio.wrap_future(future)
         except anyio.EndOfStream:
             await self.aclose()
             raise StopAsyncIteration from None
@@ -129,7 +137,10 @@ class Prefetch:
             raise
 
     def close(self) -> None:
-        """Stop and let go of everything but the cache; safe to call twice."""
+        """Stop and let go of everything but the cache; safe to call twice, and from another thread.
+
+        The iteration has ended then, for a thread that waits for a unit, too.
+        """
         self._work.close()
 
     async def aclose(self) -> None:
@@ -208,14 +219,17 @@ class _Pipeline:
         self._by_sha256: dict[str, tuple[anyio.Lock, list[int]]] = {}
         self._pins: set[Pin] = set()
 
-    async def run(self, emit: Emit[int]) -> None:
+    async def run(self, results: Results[int]) -> None:
         try:
-            await self._run(emit)
+            try:
+                await self._run(results)
+            finally:
+                await results.wanted()  # until then the unit that was given last may be read
         finally:
             for pin in self._pins:
                 pin.release()
 
-    async def _run(self, emit: Emit[int]) -> None:
+    async def _run(self, results: Results[int]) -> None:
         plan = self._plan
         async with open_readers(plan.bases, settings=plan.settings, connections=plan.streams) as readers:
             if not isinstance(plan.dataset, ShardManifest):
@@ -224,9 +238,9 @@ class _Pipeline:
             assert plan.manifest is not None
             source = UnitSource(readers, plan.manifest, Ranking(len(readers)), plan.tell)
             with one_error():
-                await self._stages(source, emit)
+                await self._stages(source, results)
 
-    async def _stages(self, source: UnitSource, emit: Emit[int]) -> None:
+    async def _stages(self, source: UnitSource, results: Results[int]) -> None:
         window = anyio.Semaphore(self._plan.depth, fast_acquire=True)
         ordered_in, ordered = anyio.create_memory_object_stream[_Unit](self._plan.depth)
         work_in, work = anyio.create_memory_object_stream[_Unit](self._plan.depth)
@@ -234,7 +248,7 @@ class _Pipeline:
             tasks.start_soon(self._take_ids, source.manifest, window, ordered_in, work_in)
             for _ in range(self._plan.streams):
                 tasks.start_soon(self._fetch, source, work.clone())
-            await self._give(ordered, window, emit)
+            await self._give(ordered, window, results)
             tasks.cancel_scope.cancel()
 
     async def _take_ids(
@@ -267,14 +281,14 @@ class _Pipeline:
     async def _obtain(self, source: UnitSource, number: int) -> Pin:
         sha256 = source.manifest.unit_sha256s[number]
         async with self._alone(sha256):
-            pin = await in_thread(self._found, sha256)
+            pin = await in_thread(self._found, sha256, source.manifest.layout.unit_size)
             if pin is None:
                 pin = await source.fetch(number, partial(self._stored, sha256))
             return pin
 
-    def _found(self, sha256: str) -> Pin | None:
+    def _found(self, sha256: str, size: int) -> Pin | None:
         """Pins are noted on the thread that makes them: none is lost when this task is cancelled meanwhile."""
-        pin = self._plan.cache.pin(sha256)
+        pin = self._plan.cache.pin(sha256, size)
         if pin is not None:
             self._pins.add(pin)
         return pin
@@ -297,14 +311,16 @@ class _Pipeline:
             if not waiting:
                 self._by_sha256.pop(sha256, None)
 
-    async def _give(self, ordered: MemoryObjectReceiveStream[_Unit], window: anyio.Semaphore, emit: Emit[int]) -> None:
+    async def _give(
+        self, ordered: MemoryObjectReceiveStream[_Unit], window: anyio.Semaphore, results: Results[int]
+    ) -> None:
         """Give the units in order; the one given last is held until the next is asked for."""
         held: _Unit | None = None
         async for unit in ordered:
             await unit.done.wait()
             if unit.error is not None:
                 raise unit.error
-            await emit(unit.number)
+            await results.give(unit.number)
             window.release()
             self._let_go(held)
             held = unit

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from r2d1.bases import Base, BaseReader, open_reader, read_verified
@@ -14,9 +14,11 @@ from r2d1.datasets.background import run_to_end
 from r2d1.datasets.fields import DocumentError
 from r2d1.datasets.layout import MANIFEST_NAME, RECORD_NAME, shard_name
 from r2d1.datasets.manifest import ShardManifest, parse_manifest, parse_record
+from r2d1.datasets.moving import Moved
 from r2d1.datasets.sending import (
     BINARY,
     IMMUTABLE,
+    Conflict,
     HashedFile,
     Placing,
     State,
@@ -26,7 +28,7 @@ from r2d1.datasets.sending import (
     opened_store,
 )
 from r2d1.datasets.verify import record_problems
-from r2d1.datasets.workers import OnProgress, Progress
+from r2d1.datasets.workers import OnProgress
 from r2d1.errors import ConfigError, FormatError, IntegrityError, RemoteError
 from r2d1.events import Observer, Teller
 from r2d1.objects import ByteRange, ObjectStore
@@ -37,6 +39,8 @@ from r2d1.tasks import in_thread, run_bounded
 VERIFY_UNITS = 8
 #: How many missing files an error names one by one.
 _NAMED = 10
+#: How many bytes of shards are under way at most unless a number is asked for: a run that is cut off loses them.
+_UNDER_WAY = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,35 +84,53 @@ class _Run:
 
     placing: Placing
     prefix: str
-    on_progress: OnProgress | None
-    total_bytes: int
-    done_bytes: int = 0
+    may_replace: bool
+    moved: Moved
+    before: dict[str, State] = field(default_factory=dict)
     sent: int = 0
     present: int = 0
     sent_bytes: int = 0
     replaced: list[str] = field(default_factory=list)
 
+    async def look(self, documents: Iterable[tuple[str, bytes]]) -> None:
+        """See which documents are there; ``Conflict`` for those of another set, before anything is sent."""
+        for name, data in documents:
+            self.before[name] = await self.placing.document_state(join_key(self.prefix, name), data)
+        is_live = self.before[MANIFEST_NAME] is not State.ABSENT
+        others = [name for name, state in self.before.items() if state is State.OTHER]
+        if is_live and others and not self.may_replace:
+            raise _other_set([join_key(self.prefix, name) for name in others])
+
     async def shard(self, item: tuple[str, HashedFile]) -> None:
         path, file = item
+        key = join_key(self.prefix, path)
         attributes = attributes_of(file.sha256, content_type=BINARY, cache_control=IMMUTABLE)
-        is_sent = await self.placing.place_new(join_key(self.prefix, path), file, attributes)
-        self._count(file.size, is_sent=is_sent)
+        source = replace(file, moved=partial(self.moved.at, key))
+        is_sent = await self.placing.place_new(key, source, attributes)
+        self._count(key, file.size, is_sent=is_sent)
 
     async def document(self, name: str, data: bytes) -> None:
-        key = join_key(self.prefix, name)
-        before = await self.placing.place_document(key, data, sha256=hashlib.sha256(data).hexdigest())
+        key, before = join_key(self.prefix, name), self.before[name]
+        if before is not State.SAME:
+            before = await self.placing.place_document(key, data)
         if before is State.OTHER:
             self.replaced.append(key)
             self.placing.tell.notice("warning", f"{key} held another document, which was replaced")
-        self._count(len(data), is_sent=before is not State.SAME)
+        self._count(key, len(data), is_sent=before is not State.SAME)
 
-    def _count(self, size: int, *, is_sent: bool) -> None:
+    def _count(self, key: str, size: int, *, is_sent: bool) -> None:
         self.sent += is_sent
         self.present += not is_sent
         self.sent_bytes += size if is_sent else 0
-        self.done_bytes += size
-        if self.on_progress is not None:
-            self.on_progress(Progress("publish", self.done_bytes, self.total_bytes, "bytes"))
+        self.moved.done(key, size)
+
+
+def _other_set(found: list[str]) -> Conflict:
+    return Conflict(
+        f"{' and '.join(found)}: the documents of another set are published there; nothing was sent, and nothing"
+        " replaced. Publish below another prefix, or replace them with --replace (replace=True): whoever reads the"
+        " set that is there by its signed spec will then find another"
+    )
 
 
 async def publish_shard_set_async(
@@ -117,6 +139,7 @@ async def publish_shard_set_async(
     *,
     prefix: str = "",
     verify_units: int = VERIFY_UNITS,
+    may_replace: bool = False,
     store: ObjectStore | None = None,
     observer: Observer | None = None,
     on_progress: OnProgress | None = None,
@@ -126,24 +149,31 @@ async def publish_shard_set_async(
     Shards go first, each to a key made of its hash, which is never overwritten; then ``build_record.json``; then
     ``manifest.json``, so that a reader never sees a manifest whose shards are missing. What is there already is not
     sent, so a publication that was interrupted goes on where it stopped. Only files of the manifest are sent.
-    At the end ``verify_units`` random units are read through ``settings.public_base``.
+    At the end ``verify_units`` random units are read through ``settings.public_base``. Another set's documents are
+    replaced only with ``may_replace``.
 
-    At most ``settings.in_flight`` objects are under way. ``ConfigError`` when there is no public base to verify
-    with, before anything is sent; ``FormatError`` for a set that is not whole; ``Conflict`` for a key that holds
-    other bytes; ``IntegrityError`` for a local shard that is damaged or a unit that the base serves wrongly;
-    ``RemoteError``.
+    At most ``settings.in_flight`` objects are under way, and of large ones about 256 MiB, unless
+    ``settings.concurrency`` is given. ``ConfigError`` when there is no public base to verify with, before anything is
+    sent; ``FormatError`` for a set that is not whole; ``Conflict`` for a key that holds other bytes, and before
+    anything is sent for a prefix that holds another set; ``IntegrityError`` for a local shard that is damaged or a
+    unit that the base serves wrongly; ``RemoteError``.
     """
     tell = Teller(observer)
     below = checked_prefix(prefix)
+    if store is None:
+        settings.require_r2(beside=["public_base"] if verify_units else [])
     base = _public_base(settings, below, verify_units)
     local = await in_thread(_read_set, Path(directory))
     files = local.files()
     total = sum(file.size for _, file in files) + sum(len(data) for _, data in local.documents)
+    moved = Moved("publish", total, on_progress)
     async with opened_store(settings, store, tell) as bucket:
-        run = _Run(Placing(bucket, tell), below, on_progress, total)
-        await run_bounded(settings.in_flight, run.shard, files)
-        for name, data in local.documents:
-            await run.document(name, data)
+        run = _Run(Placing(bucket, tell), below, may_replace, moved)
+        async with moved.telling():
+            await run.look(local.documents)
+            await run_bounded(_at_once(settings, local.manifest), run.shard, files)
+            for name, data in local.documents:
+                await run.document(name, data)
         chosen = await _verify(settings, base, local.manifest, verify_units, tell)
         return PublishReport(
             where=bucket.where,
@@ -162,6 +192,7 @@ def publish_shard_set(
     *,
     prefix: str = "",
     verify_units: int = VERIFY_UNITS,
+    may_replace: bool = False,
     store: ObjectStore | None = None,
     observer: Observer | None = None,
     on_progress: OnProgress | None = None,
@@ -173,11 +204,18 @@ def publish_shard_set(
             settings,
             prefix=prefix,
             verify_units=verify_units,
+            may_replace=may_replace,
             store=store,
             observer=observer,
             on_progress=on_progress,
         )
     )
+
+
+def _at_once(settings: Settings, manifest: ShardManifest) -> int:
+    if settings.concurrency is not None:
+        return settings.concurrency
+    return max(2, min(settings.in_flight, _UNDER_WAY // manifest.shard_size(0)))
 
 
 def _public_base(settings: Settings, prefix: str, verify_units: int) -> Base | None:

@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 
+def counted(count: int, noun: str) -> str:
+    """``"1 shard"``, ``"2 shards"``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing that is wrong, and the file it is wrong in (a name within the set's directory)."""
@@ -42,7 +47,7 @@ class VerifyReport:
     def lines(self) -> list[str]:
         """The report in words, one line a fact; problems first."""
         found = [str(problem) for problem in self.problems]
-        verdict = "no error found" if self.ok else f"{len(self.problems)} errors"
+        verdict = "no error found" if self.ok else counted(len(self.problems), "error")
         found.append(
             f"{self.mode} verification of {self.directory}: {verdict};"
             f" read {self.units_read} of {self.units_total} units, {self.bytes_read} of {self.bytes_total} bytes"

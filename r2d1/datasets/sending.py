@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -54,8 +54,14 @@ class State(Enum):
 
 
 def join_key(prefix: str, path: str) -> str:
-    """The key of ``path`` below a prefix; an empty prefix adds no slash. ``NameRefused`` when it is none."""
-    return keys.check_key(f"{prefix}/{path}" if prefix else path)
+    """The key of ``path`` below a prefix; an empty prefix adds no slash.
+
+    ``NameRefused`` when it is none, ``ConfigError`` when checkpoints lie there.
+    """
+    key = keys.check_key(f"{prefix}/{path}" if prefix else path)
+    if key.startswith(keys.JOBS):
+        raise ConfigError(f"{keys.shown(key)}: checkpoints lie below {keys.JOBS}, and no dataset does")
+    return key
 
 
 def checked_prefix(prefix: str) -> str:
@@ -64,9 +70,12 @@ def checked_prefix(prefix: str) -> str:
     if not bare and prefix:
         raise ConfigError("the prefix '/' is none; leave it out to publish at the top of the bucket")
     try:
-        return keys.nfc(keys.check_path(bare)) if bare else ""
+        below = keys.nfc(keys.check_path(bare)) if bare else ""
     except NameRefused as exc:
         raise ConfigError(f"the prefix cannot be used: {exc}") from exc
+    if f"{below}/".startswith(keys.JOBS):
+        raise ConfigError(f"the prefix {keys.shown(below)} cannot be used: checkpoints lie below {keys.JOBS}")
+    return below
 
 
 def attributes_of(sha256: str, *, content_type: str, cache_control: str) -> Attributes:
@@ -81,6 +90,7 @@ class HashedFile:
     path: Path
     size: int
     sha256: str
+    moved: Callable[[int], None] | None = None  # called with how many bytes were taken, in the thread that sends
 
     def blocks(self, block_size: int) -> Iterator[bytes | memoryview]:
         """The file's bytes; ``IntegrityError`` when they are not those that the hash was taken of."""
@@ -95,6 +105,8 @@ class HashedFile:
                 if not left:
                     self._check(hasher.hexdigest())
                 yield block
+                if self.moved is not None:
+                    self.moved(self.size - left)
         if left:
             raise self._changed(f"it ended {left} bytes early")
 
@@ -200,10 +212,15 @@ class Placing:
                 raise
             raise Unsettled(error.operation, key, reason="another program was writing this key") from error
 
-    async def place_document(self, key: str, data: bytes, *, sha256: str) -> State:
+    async def document_state(self, key: str, data: bytes) -> State:
+        """What is there where a document is to be."""
+        return await state_of(self.store, key, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+    async def place_document(self, key: str, data: bytes) -> State:
         """Write a document that may be replaced, unless it is there already; returns what was there before."""
-        before = await state_of(self.store, key, size=len(data), sha256=sha256)
+        before = await self.document_state(key, data)
         if before is not State.SAME:
+            sha256 = hashlib.sha256(data).hexdigest()
             attributes = attributes_of(sha256, content_type=JSON, cache_control=NO_CACHE)
             await self.store.put(key, BytesSource(data), attributes=attributes, signed_sha256=sha256)
         return before

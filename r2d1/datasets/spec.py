@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from r2d1.datasets.canonical import canonical
 from r2d1.datasets.fields import MAX_INTEGER, DocumentError, Fields, is_hex, load_object, shown
-from r2d1.datasets.layout import MANIFEST_NAME, RECORD_NAME
+from r2d1.datasets.layout import MANIFEST_NAME, RECORD_NAME, shard_name
 from r2d1.datasets.manifest import (
     FRAGMENT_FIELDS,
     Fragment,
@@ -30,12 +30,14 @@ from r2d1.datasets.manifest import (
     read_fragment,
 )
 from r2d1.datasets.shards import write_whole
-from r2d1.datasets.verify import record_problems
-from r2d1.errors import ConfigError, IntegrityError
+from r2d1.datasets.verify import record_problems, size_problems
+from r2d1.errors import ConfigError, FormatError, IntegrityError
 
 SIGNED_CONTEXT = b"r2d1-dataset-spec-v1\n"
 ALGORITHM = "ed25519"
 _SPEC = "dataset spec"
+#: How many shards an error names one by one.
+_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +102,18 @@ def _number_problems(value: object, path: str) -> Iterator[str]:
 def build_spec(directory: str | os.PathLike[str], *, added: Mapping[str, object] | None = None) -> DatasetSpec:
     """An unsigned spec of the shard set in ``directory``, from its manifest and build record.
 
-    ``added`` are further fields to be signed. ``DocumentError`` when the two documents do not agree.
+    ``added`` are further fields to be signed. What the documents say is taken as it stands: ``verify_shard_set``
+    tells whether the shards are what they say. ``DocumentError`` when the two do not agree; ``FormatError`` for shards
+    that are missing or of another size.
     """
     root = Path(directory)
     manifest = parse_manifest(_read(root / MANIFEST_NAME))
     record = parse_record(_read(root / RECORD_NAME))
     if problems := list(record_problems(record, manifest)):
         raise DocumentError(str(root / RECORD_NAME), problems)
+    if wrong := [f"{shard_name(shard)} {text}" for shard, text in size_problems(root, manifest)]:
+        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        raise FormatError(f"{root} is not whole, and nothing was signed: {'; '.join(wrong[:_NAMED])}{more}")
     spec = DatasetSpec(record.fragment, manifest.seq_len, manifest.tokenizer)
     return _with_added(spec, added or {})
 
@@ -119,7 +126,7 @@ def _with_added(spec: DatasetSpec, added: Mapping[str, object]) -> DatasetSpec:
     return found
 
 
-def parse_spec(data: bytes, document: str = _SPEC) -> DatasetSpec:
+def parse_spec(data: bytes | str, document: str = _SPEC) -> DatasetSpec:
     """Read a spec, signed or not; ``DocumentError`` names every malformed field. The signature is not checked."""
     value = load_object(data, document)
     fields = Fields(document, value)
@@ -200,7 +207,7 @@ def sign_spec(spec: DatasetSpec, key: Ed25519PrivateKey) -> DatasetSpec:
     return replace(spec, signature=Signature(key=_public_hex(key), sig=key.sign(spec.signed_bytes()).hex()))
 
 
-def verify_spec(data: bytes | DatasetSpec, *, trusted: Collection[str]) -> DatasetSpec:
+def verify_spec(data: bytes | str | DatasetSpec, *, trusted: Collection[str]) -> DatasetSpec:
     """Read a spec and check that one of the ``trusted`` public keys (hex) signed it.
 
     ``IntegrityError`` when it is unsigned, signed by another key, or not what was signed; ``DocumentError``
@@ -237,7 +244,10 @@ def bind_manifest(spec: DatasetSpec, data: bytes) -> ShardManifest:
         manifest = parse_manifest(data)
     except DocumentError as exc:
         raise IntegrityError(f"the base's {exc}") from exc
-    problems = spec.fragment.differences(manifest)
+    problems = [
+        f"{each.manifest_field} is {shown(each.there)}, not {shown(each.here)}"
+        for each in spec.fragment.differences(manifest)
+    ]
     extra = spec.added.get("extra")
     for name, wanted, there in (
         ("seq_len", spec.seq_len, manifest.seq_len),

@@ -19,7 +19,16 @@ import numpy as np
 from r2d1.datasets.decontaminate import ReferenceTable, Shingles, shingles_of, strong_hash
 from r2d1.datasets.fields import shown
 from r2d1.datasets.mixes import RowFilter, Source, TokenizerEntry
-from r2d1.datasets.parquet import Slice, read_batches, read_columns, string_columns, texts_of, values_of, write_columns
+from r2d1.datasets.parquet import (
+    Slice,
+    column_names,
+    read_batches,
+    read_columns,
+    string_columns,
+    texts_of,
+    values_of,
+    write_columns,
+)
 from r2d1.datasets.shards import write_whole
 from r2d1.datasets.tokens import DocumentTokenizer, open_tokenizer
 from r2d1.datasets.workspace import KEY_COLUMNS, Space
@@ -145,10 +154,18 @@ def _documents(task: SourceTask, first_row: int, batch: pa.RecordBatch) -> tuple
         if rule is not None and values is not None and not _passes(rule, values[at], task, row):
             continue
         if text is None:
-            raise FormatError(f"{_place(task, row)}: {shown(task.source.text_field)} is null, missing or not a string")
+            raise FormatError(_no_text(task, row, batch))
         rows.append(row)
         texts.append(_decoded(text, task, row))
     return rows, texts
+
+
+def _no_text(task: SourceTask, row: int, batch: pa.RecordBatch) -> str:
+    name = task.source.text_field
+    text = f"{_place(task, row)}: {shown(name)} is null, missing or not a string"
+    if name in batch.schema.names:
+        return text
+    return f"{text}; the file's columns are {', '.join(map(shown, column_names(task.cache, task.part.file)))}"
 
 
 def _passes(rule: RowFilter, value: object, task: SourceTask, row: int) -> bool:

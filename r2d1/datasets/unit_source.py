@@ -41,11 +41,13 @@ class Ranking:
         """The numbers of all bases: as given, then those that failed, in the order in which they did."""
         return [each for each in range(len(self._failed)) if each not in self._last] + self._last
 
-    def note(self, base: int, *, gave: bool) -> None:
-        """A base gave a unit, or failed at one for good."""
+    def note(self, base: int, *, gave: bool) -> bool:
+        """A base gave a unit, or failed at one for good; whether it has just become one that is asked last."""
         self._failed[base] = 0 if gave else self._failed[base] + 1
-        if self._failed[base] >= _STRIKES and base not in self._last:
+        is_given_up = self._failed[base] >= _STRIKES and base not in self._last
+        if is_given_up:
             self._last.append(base)
+        return is_given_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +75,17 @@ class UnitSource:
                 kept = await read_kept(self.readers[base], key, span, sha256, keep, tell=self.tell)
             except RemoteError as error:
                 failures.append(error)
-                self.ranking.note(base, gave=False)
+                if self.ranking.note(base, gave=False) and len(self.readers) > 1:
+                    self._tell_given_up(base, error)
             else:
                 self.ranking.note(base, gave=True)
                 return kept
         raise _no_base(f"unit {unit}", failures)
+
+    def _tell_given_up(self, base: int, error: RemoteError) -> None:
+        url = self.readers[base].base.url
+        text = f"{url} failed for {_STRIKES} units in a row and is asked last from now on: {error}"
+        self.tell.notice("warning", text, once=url)
 
 
 def _no_base(what: str, failures: Sequence[R2D1Error]) -> R2D1Error:
@@ -115,6 +123,8 @@ async def believed_manifest(
     verified = verify_spec(spec, trusted=trusted)
     failures: list[R2D1Error] = []
     for reader in readers:
+        if failures:
+            tell.notice("warning", f"the manifest is asked of the next base: {failures[-1]}")
         try:
             read = partial(reader.read_whole, MANIFEST_NAME, limit=MAX_MANIFEST)
             data = await retried(read, policy=TRIES, brake=Brake(), tell=tell)

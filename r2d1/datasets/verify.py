@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from r2d1.datasets.beside_loop import beside_loop
-from r2d1.datasets.fields import DocumentError
-from r2d1.datasets.layout import MANIFEST_NAME, RECORD_NAME, ShardLayout, is_shard_name, shard_name
+from r2d1.datasets.fields import DocumentError, shown
+from r2d1.datasets.layout import BUILT_EXTRA, MANIFEST_NAME, RECORD_NAME, ShardLayout, is_shard_name, shard_name
 from r2d1.datasets.manifest import BuildRecord, ShardManifest, parse_manifest, parse_record
 from r2d1.datasets.merkle import MerkleRun
-from r2d1.datasets.report import Findings, VerifyReport
+from r2d1.datasets.report import Findings, VerifyReport, counted
 from r2d1.datasets.shards import ShardDigest, digest_shard
 from r2d1.datasets.workers import OnProgress, Progress, Workers, checked_workers
 from r2d1.errors import ConfigError
@@ -102,7 +102,10 @@ def _check_documents(root: Path, found: Findings) -> ShardManifest | None:
     except OSError as exc:
         found.note(MANIFEST_NAME, _os_text(exc))
         return None
-    found.checked.append(f"{MANIFEST_NAME}: every field, and the roots over its lists of shards and units")
+    found.checked.append(f"{MANIFEST_NAME}: its form and counts, and the roots over its lists of shards and units")
+    bound = ("mix_id", "removed_ids_sha256")
+    loose = ["tokenizer", *(f"extra.{shown(name)[1:-1]}" for name in sorted(manifest.extra) if name not in bound)]
+    found.not_checked.append(f"{MANIFEST_NAME}: {', '.join(loose)}: nothing in the set vouches for it")
     _check_record(root, manifest, found)
     return manifest
 
@@ -125,34 +128,47 @@ def _check_record(root: Path, manifest: ShardManifest, found: Findings) -> None:
         return
     for text in record_problems(record, manifest):
         found.note(RECORD_NAME, text)
-    found.checked.append(f"{RECORD_NAME}: every field, against the manifest")
+    for name in sorted(set(BUILT_EXTRA) ^ set(manifest.extra)):
+        what = "is missing" if name in BUILT_EXTRA else "is not a field of a set that was built from a mix"
+        found.note(MANIFEST_NAME, f"extra.{shown(name)[1:-1]} {what}")
+    found.checked.append(f"{RECORD_NAME}: its form, and against the manifest all but its registry")
+    found.not_checked.append(f"{RECORD_NAME}: registry_sha256: nothing in the set vouches for it")
 
 
 def record_problems(record: BuildRecord, manifest: ShardManifest) -> Iterator[str]:
-    """Every way in which a build record contradicts the manifest beside it."""
-    yield from (f"fragment.{text}" for text in record.fragment.differences(manifest))
+    """Every way in which a build record contradicts the manifest beside it, with what each of the two says."""
+    for each in record.fragment.differences(manifest):
+        yield _contradiction(f"fragment.{each.field} is", each.here, each.manifest_field, each.there)
     removed = hashlib.sha256("\n".join(record.removed_ids).encode()).hexdigest()
-    if manifest.extra.get("removed_ids_sha256", removed) != removed:
-        yield f"removed_ids have the hash {removed}, the manifest's extra says another"
+    if (there := manifest.extra.get("removed_ids_sha256", removed)) != removed:
+        yield _contradiction("removed_ids have the hash", removed, "extra.removed_ids_sha256", there)
     mix_id = record.fragment.source.mix_id
-    if manifest.extra.get("mix_id", mix_id) != mix_id:
-        yield f"fragment.source.mix_id is {mix_id!r}, the manifest's extra says another"
+    if (there := manifest.extra.get("mix_id", mix_id)) != mix_id:
+        yield _contradiction("fragment.source.mix_id is", mix_id, "extra.mix_id", there)
+
+
+def _contradiction(what: str, here: object, name: str, there: object) -> str:
+    return f"{what} {shown(here)}, but in {MANIFEST_NAME} {name} is {shown(there)}: one of the two was changed"
 
 
 def _check_files(root: Path, manifest: ShardManifest, found: Findings) -> list[int]:
     """Note shards that are missing, of a wrong size or too many; returns those worth reading."""
-    whole = []
-    for shard in range(manifest.n_shards):
-        if text := _size_problem(root / shard_name(shard), manifest.shard_size(shard)):
-            found.note(shard_name(shard), text)
-        else:
-            whole.append(shard)
+    bad = dict(size_problems(root, manifest))
+    for shard, text in bad.items():
+        found.note(shard_name(shard), text)
     names = {shard_name(shard) for shard in range(manifest.n_shards)}
     for name in sorted(filter(is_shard_name, os.listdir(root))):
         if name not in names:
-            found.note(name, f"is not in the manifest, which has {manifest.n_shards} shards")
-    found.checked.append(f"the names and sizes of {manifest.n_shards} shards")
-    return whole
+            found.note(name, f"is not in the manifest, which has {counted(manifest.n_shards, 'shard')}")
+    found.checked.append(f"the names and sizes of {counted(manifest.n_shards, 'shard')}")
+    return [shard for shard in range(manifest.n_shards) if shard not in bad]
+
+
+def size_problems(root: Path, manifest: ShardManifest) -> Iterator[tuple[int, str]]:
+    """Every shard that is missing, no file, or not of the size that the manifest asks for. Blocks; reads none."""
+    for shard in range(manifest.n_shards):
+        if text := _size_problem(root / shard_name(shard), manifest.shard_size(shard)):
+            yield shard, text
 
 
 def _size_problem(path: Path, wanted: int) -> str | None:
@@ -230,7 +246,7 @@ def _check_everything(run: _Run, found: Findings) -> None:
                 found.bytes_read += manifest.shard_size(shard)
                 found.units_read += len(manifest.shard_units(shard))
             run.tell(found.bytes_read, run.size)
-    found.checked.append(f"the hashes of {len(run.whole)} shards and of their units")
+    found.checked.append(f"the hashes of {counted(len(run.whole), 'shard')} and of all units in them")
     if not intact or len(run.whole) < manifest.n_shards:
         found.not_checked.append("merkle_root: it needs every shard right")
         return
@@ -298,8 +314,9 @@ def _check_sample(run: _Run, found: Findings, sample: int) -> None:
             found.units_read += 1
             found.bytes_read += manifest.layout.unit_size
             run.tell(found.bytes_read, total)
-    found.checked.append(f"a sample of {len(chosen)} units")
-    found.not_checked.append(f"the other {manifest.n_units - len(chosen)} units")
+    found.checked.append(f"a sample of {counted(len(chosen), 'unit')}")
+    if rest := manifest.n_units - len(chosen):
+        found.not_checked.append(f"{counted(rest, 'unit')} of {manifest.n_units}")
     found.not_checked.append("sha256 of the shards, merkle_root: a sample cannot tell")
 
 

@@ -28,7 +28,9 @@ async def check_d1(settings: Settings, tell: Teller, policy: RetryPolicy) -> lis
     client = _client(settings, tell, policy)
     try:
         read = await _read(client)
-        return [read] if read.status is Status.FAILED else [read, await _write(client)]
+        if read.status is Status.FAILED:
+            return [read, Finding("d1 write", Status.SKIPPED, "nothing is written where reading fails")]
+        return [read, await _write(client)]
     finally:
         with anyio.CancelScope(shield=True):
             await client.aclose()

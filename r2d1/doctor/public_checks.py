@@ -8,10 +8,11 @@ from urllib.parse import urlsplit
 
 from r2d1.bases import Answer, BaseReader, open_reader
 from r2d1.doctor.finding import Finding, Status, failed
-from r2d1.errors import ObjectNotFound, R2D1Error, RemoteError
+from r2d1.errors import ConfigError, ObjectNotFound, R2D1Error, RemoteError
 from r2d1.events import Teller
 from r2d1.objects import ByteRange
 from r2d1.retry import Brake, RetryPolicy, retried
+from r2d1.setting_rules import web_url
 from r2d1.settings import Settings
 
 _SPAN = ByteRange(2000, 2016)
@@ -22,16 +23,33 @@ _TRIES = RetryPolicy(attempts=3, budget_s=15.0, base_s=0.3, cap_s=2.0)
 async def check_public(settings: Settings, key: str, body: bytes, *, cors_origin: str | None) -> list[Finding]:
     """Read 16 bytes of ``key`` as anybody could; with ``cors_origin`` as a page of that origin would."""
     if settings.public_base is None:
-        if settings.store_dir is not None:
-            return [Finding("public range", Status.SKIPPED, "a directory has no public base")]
-        hint = "Set R2D1_R2_PUBLIC_BASE (or R2_PUBLIC_BASE) to the custom domain or r2.dev URL of the bucket"
-        return [failed("public range", "there is no public base", hint)]
+        return [_no_base(settings), *_not_asked(cors_origin, "there is no public base to ask")]
     try:
         async with open_reader(settings.public_base, settings=settings, connections=1) as reader:
             found = [*_notes(settings.public_base), await _range(reader, key, body)]
             return [*found, await _cors(reader, key, cors_origin)] if cors_origin else found
     except R2D1Error as error:
-        return [failed("public range", str(error))]
+        return [failed("public range", str(error)), *_not_asked(cors_origin, "the public base cannot be asked")]
+
+
+def _no_base(settings: Settings) -> Finding:
+    if settings.store_dir is not None:
+        return Finding("public range", Status.SKIPPED, "a directory has no public base")
+    hint = "Set R2D1_R2_PUBLIC_BASE (or R2_PUBLIC_BASE) to the custom domain or r2.dev URL of the bucket"
+    return failed("public range", "there is no public base", hint)
+
+
+def _not_asked(cors_origin: str | None, why: str) -> list[Finding]:
+    return [Finding("cors", Status.SKIPPED, f"{why} about pages of {cors_origin}")] if cors_origin else []
+
+
+def checked_origin(origin: str) -> str:
+    """An origin as browsers send it; ``ConfigError`` for anything else, which no server could allow."""
+    problem = web_url(origin) if origin else "it is empty"
+    parts = urlsplit("" if problem else origin)
+    if problem or f"{parts.scheme}://{parts.netloc}" != origin:
+        raise ConfigError(f"{origin!a} is no origin of web pages: give scheme and host, such as https://app.example")
+    return origin
 
 
 def _notes(base: str) -> list[Finding]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import secrets
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 
 import anyio
@@ -32,6 +33,8 @@ PREFIX = "_doctor"
 #: Servers refuse requests whose date is off by more than 15 minutes; well before that a clock wants setting.
 _SKEW_NOTED_S, _SKEW_FAILED_S = 60.0, 300.0
 _CLEANUP_WITHIN_S = 30.0
+#: R2 takes one write a second for a key, and answers 429 to what comes sooner.
+WRITE_INTERVAL_S = 1.1
 _LATENCY_SAMPLES = 5
 _UNSAFE = "Two couriers on one job are not safe on this store"
 
@@ -43,6 +46,7 @@ class Patient:
     store: ObjectStore
     settings: Settings
     tell: Teller
+    write_interval_s: float = WRITE_INTERVAL_S
     folder: str = field(default_factory=lambda: f"{PREFIX}/{secrets.token_hex(8)}")
     body: bytes = field(default_factory=lambda: secrets.token_bytes(64 << 10))
     is_dirty: bool = False
@@ -50,6 +54,16 @@ class Patient:
     uploads: list[tuple[str, str]] = field(default_factory=list)
     up_bytes_per_s: float = 0.0
     down_bytes_per_s: float = 0.0
+    written_at: dict[str, float] = field(default_factory=dict)
+
+    @asynccontextmanager
+    async def writing(self, key: str) -> AsyncIterator[None]:
+        """Around each write of a key: it begins a full interval after the one before has ended, however that did."""
+        await anyio.sleep_until(self.written_at.get(key, -math.inf) + self.write_interval_s)
+        try:
+            yield
+        finally:
+            self.written_at[key] = anyio.current_time()
 
     @property
     def key(self) -> str:
@@ -105,9 +119,13 @@ async def _put(patient: Patient) -> Finding:
     patient.is_dirty = True
     began = time.time()
     try:
-        await patient.store.put(patient.key, source, attributes=attributes, if_none_match=True, signed_sha256=sha256)
+        async with patient.writing(patient.key):
+            await patient.store.put(
+                patient.key, source, attributes=attributes, if_none_match=True, signed_sha256=sha256
+            )
     except NotSupported as error:
-        await patient.store.put(patient.key, source, attributes=attributes, signed_sha256=sha256)
+        async with patient.writing(patient.key):
+            await patient.store.put(patient.key, source, attributes=attributes, signed_sha256=sha256)
         return Finding("put", Status.NOTE, f"works, but not with If-None-Match: {error}")
     except RemoteError as error:
         patient.is_dirty = error.ambiguous
@@ -165,9 +183,10 @@ async def _is_refused(patient: Patient, *, if_none_match: bool = False, if_match
     attributes = Attributes("application/octet-stream", "no-cache", {"sha256": sha256})
     source = BytesSource(patient.body)
     try:
-        await patient.store.put(
-            patient.key, source, attributes=attributes, if_none_match=if_none_match, if_match=if_match
-        )
+        async with patient.writing(patient.key):
+            await patient.store.put(
+                patient.key, source, attributes=attributes, if_none_match=if_none_match, if_match=if_match
+            )
     except PreconditionFailed:
         return True
     except NotSupported as error:
@@ -192,7 +211,8 @@ async def _multipart(patient: Patient) -> Finding:
     parts = [await patient.store.put_part(patient.joined_key, upload_id, 1, BytesSource(first))]
     patient.up_bytes_per_s = len(first) / max(time.monotonic() - began, 1e-6)
     parts.append(await patient.store.put_part(patient.joined_key, upload_id, 2, BytesSource(second)))
-    await patient.store.complete_upload(patient.joined_key, upload_id, parts)
+    async with patient.writing(patient.joined_key):
+        await patient.store.complete_upload(patient.joined_key, upload_id, parts)
     patient.uploads.remove((patient.joined_key, upload_id))
     began = time.monotonic()
     data = await _bytes_of(patient, patient.joined_key, ByteRange(0, len(first) + len(second)))
@@ -207,7 +227,8 @@ async def _conditional_complete(patient: Patient) -> Finding:
     upload_id = await _begun(patient, patient.joined_key)
     part = await patient.store.put_part(patient.joined_key, upload_id, 1, BytesSource(b"other"))
     try:
-        await patient.store.complete_upload(patient.joined_key, upload_id, [part], if_none_match=True)
+        async with patient.writing(patient.joined_key):
+            await patient.store.complete_upload(patient.joined_key, upload_id, [part], if_none_match=True)
     except PreconditionFailed:
         return Finding("multipart If-None-Match", Status.OK, "a key that exists is not replaced by joined parts")
     except RemoteError as error:
@@ -256,7 +277,8 @@ async def _token(patient: Patient) -> Finding:
 
 
 async def _delete(patient: Patient) -> Finding:
-    await patient.store.delete([patient.key])
+    async with patient.writing(patient.key):
+        await patient.store.delete([patient.key])
     try:
         await patient.store.head(patient.key)
     except ObjectNotFound:
@@ -347,8 +369,8 @@ _CHECKS: tuple[tuple[str, Check], ...] = (("head", _head), ("range", _range))
 _AFTERWARDS: tuple[tuple[str, Check], ...] = (
     ("list", _list),
     ("If-None-Match", _refuse_existing),
+    ("multipart", _multipart),  # between two writes of the other object, which have to wait anyhow
     ("If-Match", _refuse_other_etag),
-    ("multipart", _multipart),
     ("multipart If-None-Match", _conditional_complete),
     ("abort", _abort),
     ("token", _token),

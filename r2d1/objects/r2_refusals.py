@@ -30,6 +30,10 @@ CHECK_NETWORK = "Check the network, the proxy and the endpoint"
 _CREDENTIALS = "Check the R2 access key and secret key: `r2d1 secrets` shows where each comes from"
 _ENDPOINT = "Something other than an S3 server may be answering: check R2D1_ACCOUNT_ID or R2D1_R2_ENDPOINT_URL"
 _TEMPORARY = "The temporary credentials are over or not valid here: get new ones, or remove R2D1_SESSION_TOKEN"
+#: The answer to a HEAD has no body, and so no code: a wrong secret key looks like a token that may not.
+_BARE_403 = (
+    "The secret key may be wrong, or the token may lack Object Read & Write on this bucket: `r2d1 doctor` tells which"
+)
 _BODY = "The bytes that arrived are not those announced; they are sent again"
 
 _BY_CODE: dict[str, type[RemoteError]] = {
@@ -152,7 +156,7 @@ def _hint_for(kind: type[RemoteError], refusal: Refusal) -> str:
     if kind is ObjectNotFound:
         return ""
     if (by_status := _HINTS.get(refusal.status)) is not None:
-        return by_status
+        return _BARE_403 if (refusal.status, refusal.code) == (403, None) else by_status
     return "The store has trouble of its own; trying again later may help" if refusal.status >= 500 else ""
 
 

@@ -165,6 +165,15 @@ def _next(at: SplitResult, heard: Heard) -> SplitResult:
     raise Misdirected("it redirects to what is no HTTP URL")
 
 
+def is_address(text: str) -> bool:
+    """Whether requests can be made to a URL: its scheme is known, and its host one that a name server can be asked."""
+    try:
+        _parsed(text)
+    except Misdirected:
+        return False
+    return True
+
+
 def _parsed(text: str) -> SplitResult:
     """A URL as it goes over the wire: ASCII, without user and fragment, the port only where it is an unusual one."""
     try:

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import shutil
+import subprocess
 from pathlib import Path
 
 import click
@@ -15,9 +16,9 @@ import pytest
 from r2d1.cli.datasets import COMMANDS, datasets
 from r2d1.testing import Answer, Fault, When
 from tests.children import child_env, run_script
-from tests.cli.shell import answer, last_line, run
+from tests.cli.shell import R2D1, answer, last_line, run
 from tests.datasets.making import GOLDEN, registry, source, write_parquet
-from tests.datasets.published import make_set
+from tests.datasets.published import UNIT_SIZE, make_set
 
 PATHS = [(name,) for name in COMMANDS] + [("spec", name) for name in ("keygen", "sign", "verify")]
 
@@ -140,6 +141,25 @@ def test_build_makes_the_documented_bytes(tmp_path):
     assert run("datasets", "verify", tmp_path / "set").exit_code == 0
 
 
+def test_build_says_what_it_replaces_and_leaves(home):
+    """A set in the place of the new one, a field nobody reads, and the workspace of a build that failed are told."""
+    registry = json.loads(Path("registry.json").read_text())
+    registry["sources"]["prose"]["exclud"] = ["*"]
+    Path("registry.json").write_text(json.dumps(registry))
+    command = "datasets build --mix prose --registry registry.json --cache cache --out o --workers 1 --unit"
+    first = run(*command.split(), "2")
+    assert first.exit_code == 0, first.stderr
+    assert "sources.prose.exclud of the registry is no field" in first.stderr
+    assert "o holds a set already" not in first.stderr
+    assert "prose: 40 documents taken, 0 removed by decontamination, 0 denied by the filter" in first.stdout
+    failed = run(*command.split(), "4096")
+    assert failed.exit_code == 1
+    assert "o holds a set already, which is replaced" in failed.stderr
+    assert "o.building keeps what was finished" in failed.stderr
+    assert Path("o/manifest.json").exists()
+    assert Path("o.building").exists()
+
+
 def test_build_refuses_what_it_does_not_know(tmp_path):
     """An unknown mix is a usage error that names it."""
     result = run("datasets", "build", "--mix", "none-such", "--cache", tmp_path, "--out", tmp_path / "set")
@@ -159,6 +179,68 @@ def test_verify_tells_every_error_and_ends_with_1(home):
     assert run("datasets", "verify", "nowhere").exit_code == 2
 
 
+# How errors end
+
+
+def damage_spec(home):
+    Path("spec.json").write_text(Path("spec.json").read_text().replace('"m"', '"n"'))
+
+
+def damage_shard(home):
+    path = Path("data/od/shard-00002.u16")
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+
+
+def malform_registry(home):
+    Path("registry.json").write_text(json.dumps({**json.loads(Path("registry.json").read_text()), "version": "1"}))
+
+
+def null_text(home):
+    write_parquet(Path("cache/prose/0.parquet"), {"text": ["some", None]})
+
+
+FAILURES = [
+    (damage_spec, "spec verify spec.json --trusted KEY", 1, "is not what the key "),
+    (damage_shard, "publish data/od --prefix p", 1, "shard-00002.u16: its sha256 is "),
+    (lambda home: os.unlink("data/od/shard-00002.u16"), "publish data/od --prefix p", 1, "shard-00002.u16 is missing"),
+    (malform_registry, "build --mix prose --registry registry.json --cache cache --out o", 2, "version is '1'"),
+    (null_text, "build --mix prose --registry registry.json --cache cache --out o", 1, "row 1"),
+    (
+        lambda home: shutil.rmtree("cache/prose"),
+        "build --mix prose --registry registry.json --cache cache --out o",
+        2,
+        "no parquet file",
+    ),
+    (None, "build --mix prose --registry registry.json --cache cache --out o --unit 4096", 1, "fewer than one unit"),
+    (None, "prefetch --spec spec.json --trusted KEY --cache u --base URL/elsewhere", 1, "404"),
+    (None, "prefetch --spec spec.json --trusted KEY --cache u --base ftp://x", 2, "a base cannot be used"),
+    (lambda home: os.mkfifo("labels/pipe"), "publish-labels labels --prefix l", 1, "it is not a regular file"),
+    (None, "verify nowhere", 2, "nowhere is not a directory"),
+]
+
+
+@pytest.mark.parametrize(("change", "line", "code", "said"), FAILURES, ids=[line for _, line, _, _ in FAILURES])
+def test_a_failure_ends_with_words_about_datasets(change, line, code, said, home, s3):
+    """No hint speaks of checkpoints or of settings that have nothing to do with it; nothing is punctuated twice."""
+    if change:
+        change(home)
+    full = line.replace("KEY", Path("sign.key").read_text()).replace("URL", s3.public_url)
+    result = run("datasets", *shlex.split(full), env=s3.env())
+    assert (result.exit_code, said in result.stderr) == (code, True), result.stderr
+    for other in ("checkpoint", "newer r2d1", "r2d1 secrets", "journal", "?.", "..", ";."):
+        assert other not in result.stderr.replace("r2d1 datasets", ""), result.stderr
+
+
+def test_a_wrong_secret_key(home, s3):
+    """The first request is a HEAD, whose refusal has no body: the hint names what it can be, and who tells which."""
+    wrong = {**s3.env(), "R2D1_R2_SECRET_KEY": "x" * 40}
+    result = run("datasets", "publish", "data/od", "--prefix", "p", env=wrong)
+    assert result.exit_code == 1
+    assert "403" in last_line(result)
+    assert "secret key may be wrong" in last_line(result)
+    assert "`r2d1 doctor`" in last_line(result)
+
+
 # Publish
 
 
@@ -169,6 +251,16 @@ def test_publish_says_what_it_did(home, s3):
     assert "8 units verified" in last_line(result)
     said = answer(run("datasets", "publish", "data/od", "--prefix", "p", "--json", env=s3.env()))
     assert (said["sent"], said["present"], len(said["verified_units"])) == (0, 7, 8)
+
+
+def test_another_set_is_replaced_only_when_asked_for(home, s3):
+    """A mistyped prefix harms nobody: 1, and the way to replace it; with --replace it is."""
+    other = make_set(Path("other"), shards=3).directory
+    result = run("datasets", "publish", other, env=s3.env())
+    assert result.exit_code == 1
+    assert "documents of another set are published there" in last_line(result)
+    assert run("datasets", "publish", other, "--replace", env=s3.env()).exit_code == 0
+    assert s3.get("manifest.json") == (other / "manifest.json").read_bytes()
 
 
 def test_a_unit_that_does_not_come_back_right_is_a_failure(home, s3):
@@ -186,6 +278,7 @@ def test_a_unit_that_does_not_come_back_right_is_a_failure(home, s3):
         (["--to", "file:///DIR?x"], "%3F"),
         (["--verify-units", "-1"], "--verify-units"),
         (["--prefix", "a//b"], "prefix"),
+        (["--prefix", "jobs/run"], "checkpoints lie below jobs/"),
     ],
 )
 def test_usage_errors_of_publish(more, said, home, s3):
@@ -200,10 +293,12 @@ def test_usage_errors_of_publish(more, said, home, s3):
 def test_settings_that_are_missing(home):
     """Without settings every missing one is named, with 2."""
     os.unlink(".env")
-    result = run("datasets", "publish", "data/od", "--verify-units", "0")
-    assert result.exit_code == 2
-    assert "R2_BUCKET" in result.stderr
-    assert "R2_SECRET_ACCESS_KEY" in result.stderr
+    for more in ([], ["--verify-units", "0"]):
+        result = run("datasets", "publish", "data/od", *more)
+        assert result.exit_code == 2
+        assert "R2_BUCKET" in result.stderr
+        assert "R2_SECRET_ACCESS_KEY" in result.stderr
+        assert ("R2_PUBLIC_BASE" in result.stderr) is (not more)
 
 
 def test_no_public_base(home, s3):
@@ -240,7 +335,8 @@ def test_prefetch_prints_paths_in_order(home, s3):
     assert result.stdout.splitlines() == [f"units/{hashes[unit]}" for unit in (3, 0, 1)]
     other = Path("verify.key").read_text()
     assert run("datasets", "prefetch", *arguments, "--trusted", other).exit_code == 1
-    assert answer(run("datasets", "prefetch", *arguments, "--trusted", key, "--json"))["units"] == 3
+    said = answer(run("datasets", "prefetch", *arguments, "--trusted", key, "--json"))
+    assert (said["units"], said["paths"]) == (3, result.stdout.splitlines())
 
 
 @pytest.mark.parametrize(
@@ -250,6 +346,7 @@ def test_prefetch_prints_paths_in_order(home, s3):
         ["--manifest", "data/od/manifest.json", "--spec", "spec.json"],
         ["--spec", "spec.json"],
         ["--manifest", "data/od/manifest.json", "--units", "1-"],
+        ["--manifest", "data/od/manifest.json", "--units", "1,5-2"],
         ["--manifest", "data/od/manifest.json", "--base", "ftp://x"],
         ["--manifest", "data/od/manifest.json", "--cache-limit", "0.000000001"],
     ],
@@ -259,12 +356,38 @@ def test_usage_errors_of_prefetch(arguments, home):
     assert run("datasets", "prefetch", "--base", "http://127.0.0.1:1", "--cache", "c", *arguments).exit_code == 2
 
 
-def test_a_unit_that_is_none(home, s3):
-    """An id that the set does not have ends with an error that says how many it has."""
-    arguments = ["--manifest", "data/od/manifest.json", "--base", s3.public_url, "--cache", "c", "--units", "99"]
-    result = run("datasets", "prefetch", *arguments)
+@pytest.mark.parametrize("units", ["99", "0,18-99"])
+@pytest.mark.parametrize("what", [["--manifest", "data/od/manifest.json"], ["--spec", "spec.json", "--trusted", "KEY"]])
+def test_a_unit_that_is_none(units, what, home, s3):
+    """An id that the set does not have ends with an error that says how many it has, before any unit is fetched."""
+    what = [each.replace("KEY", Path("sign.key").read_text()) for each in what]
+    result = run("datasets", "prefetch", *what, "--base", s3.public_url, "--cache", "c", "--units", units)
     assert result.exit_code == 2
     assert "unit 99 of a set with 20 units" in last_line(result)
+    assert not Path("c").exists()
+
+
+def test_a_cache_too_small_for_all_is_told(home, s3):
+    """Paths that are printed may be gone: said once, before the first."""
+    gib = 11 * UNIT_SIZE / 2**30
+    arguments = ["--manifest", "data/od/manifest.json", "--base", s3.public_url, "--cache", "c"]
+    result = run("datasets", "prefetch", *arguments, "--cache-limit", gib)
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.count("the cache has room for 11 units, and 20 were asked for") == 1
+    few = run("datasets", "prefetch", *arguments, "--cache-limit", gib, "--units", "0-10")
+    assert "room" not in few.stderr
+
+
+def test_a_reader_that_has_gone_ends_it_quietly(home, s3):
+    """`prefetch | head -1`: no traceback and no word, as with the other commands."""
+    command = [*R2D1, "datasets", "prefetch", "--manifest", "data/od/manifest.json", "--base", s3.public_url]
+    env = child_env({"PYTHONUNBUFFERED": "1"})  # else what is left in the buffer hides what is said at the end
+    process = subprocess.Popen([*command, "--cache", "c"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+    with process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 1
 
 
 def test_specs(home):

@@ -14,11 +14,20 @@ import anyio
 import pytest
 
 from r2d1.bases import Base, BaseReader, WrongBytes, open_reader, sha256_of
-from r2d1.errors import ConfigError, NotSent, ObjectNotFound, RangeRefused, RemoteError, RemoteUnavailable
+from r2d1.errors import (
+    ConfigError,
+    NameRefused,
+    NotSent,
+    ObjectNotFound,
+    RangeRefused,
+    RemoteError,
+    RemoteUnavailable,
+)
 from r2d1.objects import ByteRange
 from r2d1.objects.wire_web import REDIRECTS, _is_home, _parsed
 from r2d1.secret import Secret
 from r2d1.settings import Settings
+from tests.datasets.web import dead_url
 from tests.objects.raw_server import Handler, answering, http, serving
 from tests.tls import Authority, connect_proxy
 
@@ -375,3 +384,17 @@ async def test_a_proxy_takes_us_there_and_its_password_is_not_shown(
                 with pytest.raises(NotSent, match="the proxy refused to connect") as caught:
                     await reader.read_range("key", SPAN)
     assert "of-the-proxy" not in f"{caught.value!r} {caught.value}"
+
+
+@pytest.mark.parametrize("url", ["http://a..b/", "http://.", f"http://{'a' * 70}.example/x"])
+def test_a_host_that_is_no_name_is_refused(url):
+    """What no name server can be asked for is a bad base, not a base that redirects."""
+    with pytest.raises(ConfigError, match="the name of its host is none that can be looked up"):
+        Base(url)
+
+
+async def test_a_key_that_is_no_text():
+    """A lone surrogate has no form in a URL."""
+    async with open_reader(dead_url()) as reader:
+        with pytest.raises(NameRefused, match=r"the key 'a/\\ud800' is no Unicode text"):
+            await reader.read_whole("a/\ud800", limit=5)

@@ -158,7 +158,7 @@ def test_one_document_may_be_larger_than_a_shard(tmp_path):
     [
         ({"text": ["a", None]}, "source prose, file 'prose/b.parquet', row 1: 'text' is null, missing or not a string"),
         ({"text": [1]}, "row 0: 'text' is null, missing or not a string"),
-        ({"other": ["a"]}, "row 0: 'text' is null, missing or not a string"),
+        ({"other": ["a"], "more": [1]}, "row 0: 'text' is null, .*; the file's columns are 'other', 'more'$"),
         ({"text": pa.array([b"a", b"\xff"]).view(pa.string())}, "row 1: a text is not UTF-8"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 
@@ -138,6 +139,109 @@ def test_a_link_in_a_units_place_is_not_followed(tmp_path):
     (tmp_path / "cache" / HASHES[0]).symlink_to(tmp_path / "secret")
     with pytest.raises(R2D1Error, match="cannot be used"):
         UnitCache(tmp_path / "cache").pin(HASHES[0])
+
+
+PLANTED = {
+    "a pipe": os.mkfifo,
+    "a folder": os.mkdir,
+    "a link": lambda path: os.symlink("/etc/passwd", path),
+    "a link that leads nowhere": lambda path: os.symlink("nothing", path),
+}
+
+
+@pytest.mark.parametrize("what", PLANTED)
+def test_what_is_no_file_in_a_units_place(what, tmp_path):
+    """It is named and never opened for long; for room it is passed over, and other units go."""
+    PLANTED[what](tmp_path / HASHES[0])
+    cache = UnitCache(tmp_path, limit=3000)
+    with pytest.raises(R2D1Error, match=f"cannot be used: {HASHES[0]} in it is no regular file"):
+        cache.pin(HASHES[0])
+    with pytest.raises(R2D1Error, match="is no regular file"):
+        cache.store(HASHES[0], UNITS[0])
+    fill(cache, range(1, 8))
+    assert len(there(cache) - {0}) <= 3
+    assert os.path.lexists(tmp_path / HASHES[0])
+
+
+def test_what_is_no_file_under_a_temporary_name(tmp_path):
+    """Old folders and links that bear the name of a temporary file are nobody's, and do no harm."""
+    folder, link = (tmp_path / f".{HASHES[number]}.0123456789abcdef.tmp" for number in range(2))
+    folder.mkdir()
+    link.symlink_to("nothing")
+    os.utime(folder, (0, 0))
+    UnitCache(tmp_path).store(HASHES[0], UNITS[0]).release()
+    assert folder.is_dir()
+    assert link.is_symlink()
+
+
+def test_a_unit_of_another_size_is_not_read(tmp_path, monkeypatch):
+    """A file of many gigabytes in a unit's place costs a look at its size, not the memory or the time to read it."""
+    cache = UnitCache(tmp_path)
+    cache.store(HASHES[0], UNITS[0]).release()
+    os.truncate(cache.path(HASHES[0]), 40 << 30)
+    monkeypatch.setattr(os, "pread", None)
+    assert cache.pin(HASHES[0], len(UNITS[0])) is None
+    assert not cache.path(HASHES[0]).exists()
+
+
+def test_a_folder_that_vanished_is_made_again(tmp_path):
+    """Somebody who empties the disk meanwhile costs units, and nothing else."""
+    cache = UnitCache(tmp_path / "cache")
+    cache.store(HASHES[0], UNITS[0]).release()
+    shutil.rmtree(tmp_path / "cache")
+    cache.store(HASHES[1], UNITS[1]).release()
+    assert there(cache) == {1}
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "text"),
+    [
+        (errno.ENOSPC, NoSpace, "no room for units"),
+        (errno.EACCES, R2D1Error, "cannot be used: Permission denied. Remove or mend"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["open", "link", "unlink"])
+def test_what_the_disk_refuses_is_named(verb, number, kind, text, tmp_path, monkeypatch):
+    """Whichever step of storing is refused, the error is one of ours, with the cache's name."""
+    cache = UnitCache(tmp_path)
+    assert cache.pin(HASHES[0]) is None
+
+    def refuse(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, verb, refuse)
+    with pytest.raises(kind, match=text):
+        cache.store(HASHES[0], UNITS[0])
+
+
+def test_a_unit_of_another_user_stays(tmp_path, monkeypatch):
+    """What may not be opened for a look at who holds it is not removed, and does not keep others from going."""
+    cache = UnitCache(tmp_path, limit=3000)
+    fill(cache, [0])
+    open_ = os.open
+
+    def guarded(path, flags, *args):
+        if os.fspath(path).endswith(HASHES[0]):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return open_(path, flags, *args)
+
+    monkeypatch.setattr(os, "open", guarded)
+    fill(cache, range(1, 9))
+    assert 0 in there(cache)
+    assert len(there(cache)) <= 4
+
+
+def test_a_cache_that_cannot_be_written_is_read(tmp_path, monkeypatch):
+    """Units on a disk that is mounted for reading are found."""
+    UnitCache(tmp_path).store(HASHES[0], UNITS[0]).release()
+
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    pin = UnitCache(tmp_path).pin(HASHES[0])
+    assert pin is not None
+    pin.release()
 
 
 def test_a_limit_without_room_is_refused(tmp_path):

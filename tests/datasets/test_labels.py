@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -10,11 +11,21 @@ from dataclasses import replace
 
 import pytest
 
-from r2d1.datasets import DocumentError, parse_index, publish_labels, publish_labels_async
-from r2d1.errors import AccessRefused, ConfigError, FormatError, RemoteError
+from r2d1 import localstate
+from r2d1.datasets import (
+    Conflict,
+    DocumentError,
+    parse_index,
+    publish_labels,
+    publish_labels_async,
+    publish_shard_set,
+)
+from r2d1.errors import AccessRefused, ConfigError, FormatError, RemoteError, UnsafeDestination
 from r2d1.settings import Settings
 from r2d1.testing import Answer, Fault, Hook, Rules, S3Double, Swallow, When
+from tests.children import Killer, child_env, started
 from tests.datasets.making import sha
+from tests.datasets.published import make_set
 
 MIB = 1 << 20
 FILES = {
@@ -189,6 +200,42 @@ def test_two_names_that_are_one_to_r2(labels, settings):
         publish_labels(labels, settings, prefix=PREFIX)
 
 
+def test_hidden_files_are_published_only_when_asked_for(labels, s3, settings):
+    """Secrets and version control that came along are named before anything is sent; ``hidden`` publishes them, too."""
+    (labels / ".other").write_text("a label like any other")
+    for path in (".env", "a/.DS_Store", ".git/config", ".git/HEAD", ".r2d1/labels.txt"):
+        (labels / path).parent.mkdir(exist_ok=True)
+        (labels / path).write_text("secret")
+    with pytest.raises(ConfigError, match=r"nothing was sent: '.env', '.git/', 'a/.DS_Store'\. .*--hidden"):
+        publish_labels(labels, settings, prefix=PREFIX)
+    assert s3.requests == []
+    assert publish_labels(labels, settings, prefix=PREFIX, hidden=True).files == 11
+    assert ".git/HEAD" in index(s3)
+
+
+def test_labels_do_not_go_where_a_shard_set_is(labels, tmp_path, s3, settings):
+    """Below the prefix of a set they are refused before anything is sent; a label of the manifest's name is fine."""
+    publish_shard_set(make_set(tmp_path / "set").directory, settings, prefix=PREFIX, verify_units=0)
+    before = s3.keys()
+    with pytest.raises(Conflict, match=rf"{PREFIX}/manifest.json: a shard set is published there"):
+        publish_labels(labels, settings, prefix=PREFIX)
+    assert s3.keys() == before
+    (labels / "manifest.json").write_bytes(b"{}")
+    for _ in range(2):
+        publish_labels(labels, settings, prefix="labels/other")
+    assert s3.get("labels/other/manifest.json") == b"{}"
+
+
+@pytest.mark.parametrize(("prefix", "path"), [("jobs/run", "0.npy"), ("jobs", "0.npy"), ("", "jobs/0.npy")])
+def test_labels_do_not_go_where_checkpoints_are(prefix, path, labels, s3, settings):
+    """Nothing of a dataset lies below ``jobs/``, however it would come there."""
+    (labels / path).parent.mkdir(exist_ok=True)
+    (labels / path).write_bytes(b"label")
+    with pytest.raises(ConfigError, match="checkpoints lie below jobs/"):
+        publish_labels(labels, settings, prefix=prefix)
+    assert s3.requests == []
+
+
 def test_nothing_to_publish(tmp_path, settings):
     """A directory that is empty, or none, is a configuration error."""
     (tmp_path / "empty").mkdir()
@@ -260,12 +307,84 @@ def test_what_fails_in_parts_is_aborted(large, strict):
     assert f"{PREFIX}/labels-index.json" not in strict.keys()
 
 
-def test_what_an_earlier_run_left_open_is_given_up(large, strict):
-    """An upload that a killed run left behind is aborted by the next one."""
+PUBLISHING = """
+import os, sys
+from r2d1.datasets import publish_labels
+from r2d1.settings import Settings
+publish_labels(sys.argv[1], Settings.from_env(environ=os.environ), prefix=sys.argv[2], multipart_above=16 << 20)
+"""
+
+
+def test_what_a_killed_run_left_open_is_given_up(large, strict):
+    """The next run aborts that upload, whichever files it sends, and none that nobody noted here."""
+    killer = Killer()
+    strict.faults.add(Fault(When(operation="UploadPart", part=2), killer.hook))
+    with started(PUBLISHING, large, PREFIX, env=child_env(strict.env())) as child:
+        killer.victims.append(child)
+        child.wait(60)
     strict.model.create_upload(f"{PREFIX}/large.bin")
+    assert strict.open_uploads == 2
+    settings = Settings.from_env(environ=strict.env())
+    with S3Double(rules=Rules.lenient()) as other:
+        publish_labels(large, Settings.from_env(environ=other.env()), prefix=PREFIX)
+        assert "AbortMultipartUpload" not in other.counts
+    publish_labels(large, settings, prefix=PREFIX)
     assert strict.open_uploads == 1
-    publish_labels(large, Settings.from_env(environ=strict.env()), prefix=PREFIX, multipart_above=16 * MIB)
+    publish_labels(large, settings, prefix=PREFIX)
+    assert strict.counts["AbortMultipartUpload"].requests == 1
+    assert not list((large / ".r2d1").glob("uploads-*"))
+
+
+def test_two_that_publish_the_same_leave_each_other_alone(large, strict):
+    """A second publication of a directory, while the first sends a part: both end well, and nothing stays open."""
+    settings = Settings.from_env(environ=strict.env())
+    reports = []
+
+    def publish():
+        reports.append(publish_labels(large, settings, prefix=PREFIX, multipart_above=16 * MIB))
+
+    async def publish_meanwhile(call):
+        await asyncio.to_thread(publish)
+
+    strict.faults.add(Fault(When(operation="UploadPart", part=2), Hook(before=publish_meanwhile)))
+    publish()
+    assert len(reports) == 2
+    assert strict.get(f"{PREFIX}/large.bin") == (large / "large.bin").read_bytes()
     assert strict.open_uploads == 0
+    assert not list((large / ".r2d1").glob("uploads-*"))
+
+
+def test_an_abort_that_is_refused_is_left_to_the_next_run(large, strict):
+    """What cannot be aborted is told, noted, and aborted when the next run may do so."""
+    settings = Settings.from_env(environ=strict.env())
+    strict.faults.add(Fault(When(operation="AbortMultipartUpload"), Answer(403, "AccessDenied"), times=2))
+    strict.faults.add(Fault(When(operation="UploadPart", part=2), Answer(403, "AccessDenied")))
+    told = []
+    with pytest.raises(AccessRefused):
+        publish_labels(large, settings, prefix=PREFIX, multipart_above=16 * MIB)
+    publish_labels(large, settings, prefix=PREFIX, observer=told.append)
+    assert any("an earlier run left open could not be aborted" in getattr(event, "text", "") for event in told)
+    assert strict.open_uploads == 1
+    publish_labels(large, settings, prefix=PREFIX)
+    assert strict.open_uploads == 0
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]\n", b'{"key": 1}\n', b"\xff\n"])
+def test_notes_that_cannot_be_read(damage, labels, s3, settings):
+    """What a kill made of them costs nothing: they are removed."""
+    (labels / ".r2d1").mkdir()
+    note = labels / ".r2d1" / "uploads-0123456789abcdef.jsonl"
+    note.write_bytes(damage)
+    publish_labels(labels, settings, prefix=PREFIX)
+    assert not note.exists()
+
+
+def test_no_place_for_the_journal(labels, settings, monkeypatch):
+    """A directory and a home that cannot be written: the error names the place and says what to do."""
+    monkeypatch.setattr(localstate.os, "access", lambda *_: False)
+    monkeypatch.setenv("XDG_STATE_HOME", "/proc/nowhere")
+    with pytest.raises(UnsafeDestination, match=r"/proc/nowhere/r2d1/.* cannot keep its state here: .*XDG_STATE_HOME"):
+        publish_labels(labels, settings, prefix=PREFIX)
 
 
 def test_the_journal_is_private_and_small(labels, settings):

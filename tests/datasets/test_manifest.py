@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from r2d1.datasets import DocumentError, parse_manifest, parse_record
+from r2d1.datasets import DocumentError, parse_index, parse_manifest, parse_record
 from r2d1.datasets.manifest import fill_template
 from r2d1.errors import NameRefused
 from tests.datasets.making import GOLDEN
@@ -36,6 +36,28 @@ def test_golden_documents_come_back_byte_for_byte(name):
     assert parse_manifest(manifest).to_bytes() == manifest
     assert parse_record(record).to_bytes() == record
     assert parse_record(record).fragment.differences(parse_manifest(manifest)) == []
+
+
+def test_a_number_that_no_float_holds_is_refused():
+    """What could not be written again is not read, wherever it lies."""
+    document = changed("manifest.json", ["extra", "mix_id"], "@").replace(b'"@"', b"1e999")
+    with pytest.raises(DocumentError, match="the number 1e999 is too large"):
+        parse_manifest(document)
+
+
+def test_an_error_text_can_be_printed_whatever_a_document_holds():
+    """Lone surrogates and marks that turn text round are escaped, long names and long lists cut."""
+    entry = {"size": -1, "sha256": "x"}
+    names = ["\ud800", "\u202eabc", "a" * 100_000, *(str(number) for number in range(1000))]
+    with pytest.raises(DocumentError) as caught:
+        parse_index(json.dumps(dict.fromkeys(names, entry)).encode())
+    text = str(caught.value)
+    text.encode("ascii")
+    assert len(text) < 20_000
+    assert text.endswith(f"; and {len(caught.value.problems) - 20} more")
+    assert len(caught.value.problems) >= 1003
+    noted = DocumentError("d", ["\ud800\n" + "b" * 100_000])
+    assert str(noted) == f"d: \\ud800\\n{'b' * 498}..."
 
 
 def test_where_units_and_shards_lie():

@@ -202,11 +202,19 @@ def test_all_problems_at_once():
 
 
 def test_unknown_fields_are_kept_in_the_hash():
-    """A field of tomorrow is allowed and changes the hash."""
+    """A field of tomorrow is allowed and changes the hash; it is named, as it may be a mistyped one."""
     plain = parse_registry(broken(len))
     more = parse_registry(broken(lambda tree: tree["sources"]["prose"].update(note="x")))
     assert more.sources == plain.sources
+    assert (plain.unread, more.unread) == ((), ("sources.prose.note",))
     assert more.sha256 != plain.sha256
+
+
+def test_build_records_may_be_absent():
+    """A registry of one's own records no build; one that is malformed is a matter of configuration."""
+    assert parse_registry(broken(lambda tree: tree.pop("build_records"))).merkle_roots == {}
+    with pytest.raises(ConfigError, match="build_records is None"):
+        parse_registry(broken(lambda tree: tree.update(build_records=None)))
 
 
 def test_record_mixes_are_read_but_not_built():

@@ -7,6 +7,7 @@ import gc
 import gzip
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,11 +27,13 @@ from r2d1.datasets import (
 )
 from r2d1.datasets.unit_source import Ranking
 from r2d1.errors import ConfigError, FormatError, IntegrityError, RemoteUnavailable
-from r2d1.events import Retried, Teller
+from r2d1.events import Notice, Retried, Teller
 from r2d1.objects import ByteRange
+from r2d1.objects.wire_web import Web
 from r2d1.retry import RetryPolicy
 from r2d1.secret import Secret
 from tests.children import child_env, run_script
+from tests.datasets.making import sha
 from tests.datasets.published import UNIT, UNIT_SIZE, make_set
 from tests.datasets.web import Reply, dead_url, files, partial, web
 
@@ -228,6 +231,25 @@ def test_a_base_that_failed_three_units_in_a_row_is_asked_last():
     assert ranking.order() == [2, 0, 1]
 
 
+def test_a_base_that_is_given_up_is_told_once(made, base, cache):
+    """Which one, and why; with a single base there is nothing to choose, and nothing to tell."""
+    told = []
+    with web(lambda asked: Reply(403)) as dead:
+        list(prefetch(made.manifest, range(12), cache, [dead.url, base.url], observer=told.append))
+        (text,) = [event.text for event in told if isinstance(event, Notice)]
+        assert text.startswith(f"{dead.url} failed for 3 units in a row and is asked last from now on: GET {dead.url}")
+        told.clear()
+        with pytest.raises(RemoteUnavailable):
+            list(prefetch(made.manifest, range(12, 20), cache, [dead.url], observer=told.append))
+        assert [event for event in told if isinstance(event, Notice)] == []
+
+
+def test_rows_of_a_unit_that_was_not_given(made, base, cache):
+    """They cannot be read, and the error says when they can."""
+    with prefetch(made.manifest, [0], cache, [base.url]) as units, pytest.raises(ConfigError, match="unit 1 is not in"):
+        units.rows(1)
+
+
 def test_a_demoted_base_is_spared(made, base, cache):
     """After three units in a row the wrong base is not asked again while the other one gives."""
     with web(lambda asked: Reply(500)) as wrong:
@@ -380,6 +402,26 @@ async def test_a_cancelled_wait_ends_it(made, cache):
         release.set()
 
 
+def test_closing_ends_the_wait_of_another_thread(made, cache):
+    """A thread that waits for a unit finds the iteration ended, as one does that asks for the next one later."""
+    release, arrived = threading.Event(), threading.Event()
+
+    def hang(asked):
+        arrived.set()
+        release.wait(30)
+        return Reply(500)
+
+    with web(hang) as server, ThreadPoolExecutor(1) as pool:
+        units = prefetch(made.manifest, None, cache, [server.url])
+        waiting = pool.submit(list, units)
+        assert arrived.wait(30)
+        units.close()
+        assert waiting.result(30) == []
+        assert next(units, None) is None
+        release.set()
+    assert threads() == []
+
+
 def test_what_a_generator_of_ids_raises_is_raised(made, base, cache):
     """An error of the caller's own ids reaches the caller."""
 
@@ -437,7 +479,6 @@ print("right")
 
 def test_four_processes_share_one_small_cache(made, base, cache):
     """Four readers in different orders, room for eight units: nobody's unit is evicted while it is in use."""
-    from concurrent.futures import ThreadPoolExecutor
 
     def reader(which):
         manifest = made.directory / "manifest.json"
@@ -446,6 +487,28 @@ def test_four_processes_share_one_small_cache(made, base, cache):
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(reader, range(4))) == ["right\n"] * 4
     assert not [name for name in cached(cache) if name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("ids", [[0], [0, 999]])
+def test_the_unit_given_last_stays_while_it_is_read(ids, made, base, cache, monkeypatch):
+    """At the end, and before an error, another process that needs room leaves the unit until the next is asked for."""
+    close, closed = Web.close, threading.Event()
+
+    def close_and_tell(self):
+        close(self)
+        closed.set()
+
+    monkeypatch.setattr(Web, "close", close_and_tell)
+    other = UnitCache(cache, limit=1)
+    with prefetch(made.manifest, ids, cache, [base.url]) as units:
+        assert next(units) == 0
+        assert closed.wait(30)  # all work is done
+        other.store(sha(b"other"), b"other").release()
+        assert units.path(0).read_bytes() == made.unit(0)
+        with pytest.raises((StopIteration, IndexError)):
+            next(units)
+        other.store(sha(b"more"), b"more").release()
+        assert not units.path(0).exists()
 
 
 # Starting from a signed spec

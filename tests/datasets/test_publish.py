@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 from r2d1.datasets import Conflict, publish_shard_set, publish_shard_set_async
+from r2d1.datasets.publish import _at_once
 from r2d1.errors import AccessRefused, ConfigError, FormatError, IntegrityError, RemoteUnavailable
 from r2d1.objects.local import LocalStore
 from r2d1.settings import Settings
@@ -133,6 +134,31 @@ def test_at_most_so_many_at_once(made, s3, settings):
     assert (told[-1].done, told[-1].total, told[-1].unit) == (total, total, "bytes")
 
 
+def test_progress_is_told_while_a_shard_is_under_way(made, s3, settings):
+    """Bytes count when they leave, not when a whole shard has arrived; a name like that of the jobs is none of them."""
+    told = threading.Event()
+    s3.faults.add(Fault(When(operation="PutObject"), Hook(lambda _: told.wait(20)), times=None))
+    seen = []
+
+    def look(progress):
+        seen.append((progress.done, s3.keys()))
+        if progress.done:
+            told.set()
+
+    publish_shard_set(made.directory, replace(settings, concurrency=1), prefix="jobs-2", on_progress=look)
+    assert seen[0] == (0, [])
+    assert seen[1] == (SHARD_SIZE, [])
+
+
+def test_few_large_shards_are_under_way(tmp_path, s3, settings):
+    """Of shards of 64 MiB four go at once, as a run that is cut off loses them; a number asked for is kept."""
+    small = make_set(tmp_path / "small").manifest
+    large = replace(small, seq_len=8191, unit=512, samples_per_shard=4096, n_samples=4096)
+    assert large.shard_size(0) == 64 << 20
+    assert [_at_once(settings, manifest) for manifest in (small, large)] == [8, 4]
+    assert _at_once(replace(settings, concurrency=20), large) == 20
+
+
 # What goes wrong on the way
 
 
@@ -215,11 +241,30 @@ def test_other_bytes_at_a_shards_key_are_a_conflict(data, metadata, made, s3, se
     assert "manifest.json" not in s3.keys()
 
 
-def test_another_sets_documents_are_replaced_and_told(made, s3, settings):
+def test_another_set_is_not_replaced_by_mistake(made, tmp_path, s3, settings):
+    """A prefix that holds another set, or another build of this one, is refused before anything is sent."""
+    other = make_set(tmp_path / "other", shards=3, with_record=True)
+    publish_shard_set(other.directory, settings, prefix="p", verify_units=0)
+    before = published(s3, "p/")
+    with pytest.raises(Conflict, match=r"p/build_record.json and p/manifest.json: .*nothing was sent.*--replace"):
+        publish_shard_set(made.directory, settings, prefix="p")
+    assert published(s3, "p/") == before
+    s3.put("p/build_record.json", b"{}")
+    with pytest.raises(Conflict, match=r"^p/build_record.json: "):
+        publish_shard_set(other.directory, settings, prefix="p")
+
+
+def test_the_record_of_a_publication_that_never_ended_is_replaced(made, s3, settings):
+    """Without a manifest no set is published there: what an earlier run left is in nobody's way, and told."""
+    s3.put("p/build_record.json", b"{}")
+    assert publish_shard_set(made.directory, settings, prefix="p").replaced == ("p/build_record.json",)
+
+
+def test_another_sets_documents_are_replaced_when_asked_for(made, s3, settings):
     """A newer set at the same prefix replaces the two documents, and says so."""
     s3.put("p/manifest.json", b"{}")
     told = []
-    report = publish_shard_set(made.directory, settings, prefix="p", observer=told.append)
+    report = publish_shard_set(made.directory, settings, prefix="p", may_replace=True, observer=told.append)
     assert report.replaced == ("p/manifest.json",)
     assert any("p/manifest.json held another document" in getattr(event, "text", "") for event in told)
     assert s3.get("p/manifest.json") == made.objects["manifest.json"]
@@ -285,7 +330,7 @@ def test_a_set_without_a_build_record(tmp_path, s3, settings):
     assert published(s3) == made.objects
 
 
-@pytest.mark.parametrize("prefix", ["/", "/sets", "a//b", "../up", "a/./b"])
+@pytest.mark.parametrize("prefix", ["/", "/sets", "a//b", "../up", "a/./b", "jobs", "jobs/", "jobs/run/sets"])
 def test_a_prefix_that_is_none(prefix, made, s3, settings):
     """It is refused before anything is sent."""
     with pytest.raises(ConfigError, match="prefix"):

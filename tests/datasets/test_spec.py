@@ -23,7 +23,7 @@ from r2d1.datasets import (
     verify_spec,
     write_spec,
 )
-from r2d1.errors import ConfigError, IntegrityError
+from r2d1.errors import ConfigError, FormatError, IntegrityError
 from tests.datasets.making import GOLDEN
 
 SET = GOLDEN / "expected" / "bpe"
@@ -155,6 +155,20 @@ def test_what_an_issuer_adds_is_checked_when_it_is_added():
         build_spec(SET, added={"signature": 1})
     with pytest.raises(DocumentError, match="weight is the float 0.5"):
         build_spec(SET, added={"weight": 0.5})
+
+
+def test_a_spec_is_not_made_of_a_set_that_is_not_whole(golden_set):
+    """Shards that are missing or of another size are named; they are not read."""
+    (golden_set / "shard-00001.u16").unlink()
+    path = golden_set / "shard-00002.u16"
+    path.write_bytes(path.read_bytes() + b"!")
+    with pytest.raises(FormatError, match=r"shard-00001.u16 is missing; shard-00002.u16 has \d+ bytes, the manifest"):
+        build_spec(golden_set)
+
+
+def test_a_spec_may_be_text(signed):
+    """What was read as text parses like its bytes."""
+    assert parse_spec(signed.to_bytes().decode()) == signed
 
 
 def test_a_spec_is_not_made_of_a_set_that_contradicts_itself(golden_set):

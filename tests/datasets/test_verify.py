@@ -12,6 +12,8 @@ from r2d1.datasets import Progress, verify_shard_set, verify_shard_set_async
 from r2d1.errors import ConfigError
 from tests.datasets.making import GOLDEN, some_shards, write_set
 
+UNVOUCHED = "manifest.json: tokenizer, extra.dropped_tail_samples: nothing in the set vouches for it"
+
 
 def problems_of(directory, **options):
     return [str(problem) for problem in verify_shard_set(directory, **options).problems]
@@ -25,7 +27,7 @@ def test_golden_sets_are_right(name, workers):
     assert report.ok, report.lines()
     assert report.mode == "full"
     assert (report.units_read, report.bytes_read) == (report.units_total, report.bytes_total)
-    assert report.not_checked == ()
+    assert report.not_checked == (UNVOUCHED, "build_record.json: registry_sha256: nothing in the set vouches for it")
     assert any("merkle_root over all rows" in line for line in report.lines())
 
 
@@ -40,7 +42,7 @@ def test_one_changed_byte_names_shard_and_unit(golden_set):
     assert len(texts) == 2
     assert texts[0].startswith("shard-00040.u16: sha256 is ")
     assert texts[1] == "shard-00040.u16: the sha256 of 1 of its 4 units differ from the manifest: 161"
-    assert report.not_checked == ("merkle_root: it needs every shard right",)
+    assert report.not_checked[2:] == ("merkle_root: it needs every shard right",)
 
 
 def test_wrong_lists_that_agree_with_each_other_are_caught(golden_set):
@@ -51,7 +53,8 @@ def test_wrong_lists_that_agree_with_each_other_are_caught(golden_set):
     path.write_text(json.dumps(tree))
     texts = problems_of(golden_set)
     assert f"manifest.json: merkle_root is {'0' * 64}, the rows have {true_root}" in texts
-    assert any(text.startswith("build_record.json: fragment.merkle_root is") for text in texts)
+    both = f"fragment.merkle_root is '{true_root}', but in manifest.json merkle_root is '{'0' * 64}': "
+    assert any(text.startswith(f"build_record.json: {both}") for text in texts)
 
 
 def test_a_wrong_hash_in_the_list_of_shards_only(golden_set):
@@ -72,7 +75,10 @@ def test_build_records_are_compared(golden_set):
     tree["fragment"]["assign_unit"] = 8
     path.write_text(json.dumps(tree))
     texts = problems_of(golden_set)
-    assert [text.split(" ")[1] for text in texts] == ["fragment.unit", "removed_ids", "fragment.source.mix_id"]
+    names = ["fragment.assign_unit", "removed_ids", "fragment.source.mix_id"]
+    assert [text.split(" ")[1] for text in texts] == names
+    assert "assign_unit is 8, but in manifest.json unit is 4: " in texts[0]
+    assert "mix_id is 'other', but in manifest.json extra.mix_id is 'golden-a-bytes': " in texts[2]
     path.unlink()
     assert problems_of(golden_set) == ["build_record.json: is missing"]
 
@@ -82,7 +88,29 @@ def test_sets_without_a_build_record_say_so(tmp_path):
     write_set(tmp_path, some_shards(2, 64), seq_len=3, unit=2, per_shard=8)
     report = verify_shard_set(tmp_path)
     assert report.ok
-    assert report.not_checked == ("build_record.json: this set has none",)
+    assert report.not_checked[1:] == ("build_record.json: this set has none",)
+
+
+def test_the_extra_of_a_built_set_has_its_fields_and_no_others(golden_set):
+    """What the format does not have there, or wants there, is a problem of the manifest."""
+    path = golden_set / "manifest.json"
+    tree = json.loads(path.read_bytes())
+    tree["extra"]["note"] = tree["extra"].pop("dropped_tail_samples")
+    path.write_text(json.dumps(tree))
+    assert problems_of(golden_set) == [
+        "manifest.json: extra.dropped_tail_samples is missing",
+        "manifest.json: extra.note is not a field of a set that was built from a mix",
+    ]
+
+
+def test_one_of_a_kind_is_told_as_one(tmp_path):
+    """One shard and one error are no "1 shards" and "1 errors"."""
+    write_set(tmp_path, some_shards(1, 64), seq_len=3, unit=8, per_shard=8)
+    assert " 1 shard" in " ".join(verify_shard_set(tmp_path).checked)
+    (tmp_path / "shard-00000.u16").unlink()
+    lines = verify_shard_set(tmp_path).lines()
+    assert any(": 1 error;" in line for line in lines)
+    assert not any("1 shards" in line or "1 errors" in line for line in lines)
 
 
 def test_foreign_files_are_told_and_no_error(golden_set):
@@ -117,7 +145,7 @@ def test_samples_read_what_they_say(golden_set):
     report = verify_shard_set(golden_set, sample=7, on_progress=steps.append)
     assert report.ok
     assert (report.mode, report.units_read, report.bytes_read) == ("sample", 7, 7 * 4 * 66)
-    assert report.not_checked == ("the other 348 units", "sha256 of the shards, merkle_root: a sample cannot tell")
+    assert report.not_checked[2:] == ("348 units of 355", "sha256 of the shards, merkle_root: a sample cannot tell")
     assert report.lines()[0].startswith("sample verification of ")
     assert steps[-1] == Progress("verify", 7 * 264, 7 * 264, "bytes")
     with pytest.raises(ConfigError, match="sample is 0"):
