@@ -137,6 +137,7 @@ async def remove_one(world: World, trainers: list[Trainer]) -> None:
     for trainer in trainers:
         trainer.delete(name)
     world.removed.add(name)
+    world.counts.sent_again += world.written()  # what a snapshot brings back was deleted from the bucket as well
     async with world.process(crash_after=world.rng.choice([None, 10])) as process:
         try:
             await maintain.remove(world.remote(process), CheckpointKeys(JOB, name), world.rng)
