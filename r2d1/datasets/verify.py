@@ -22,6 +22,7 @@ from r2d1.errors import ConfigError
 #: Shards are handed to a worker in groups of about this many bytes, so that tiny ones cost no message each.
 _GROUP_SIZE = 32 * 2**20
 _RANGES_SHOWN = 10
+_VOUCHES = ": nothing in the set vouches for it"
 
 
 def verify_shard_set(
@@ -105,7 +106,7 @@ def _check_documents(root: Path, found: Findings) -> ShardManifest | None:
     found.checked.append(f"{MANIFEST_NAME}: its form and counts, and the roots over its lists of shards and units")
     bound = ("mix_id", "removed_ids_sha256")
     loose = ["tokenizer", *(f"extra.{shown(name)[1:-1]}" for name in sorted(manifest.extra) if name not in bound)]
-    found.not_checked.append(f"{MANIFEST_NAME}: {', '.join(loose)}: nothing in the set vouches for it")
+    found.not_checked.append(f"{MANIFEST_NAME}: {', '.join(loose)}{_VOUCHES}")
     _check_record(root, manifest, found)
     return manifest
 
@@ -132,7 +133,7 @@ def _check_record(root: Path, manifest: ShardManifest, found: Findings) -> None:
         what = "is missing" if name in BUILT_EXTRA else "is not a field of a set that was built from a mix"
         found.note(MANIFEST_NAME, f"extra.{shown(name)[1:-1]} {what}")
     found.checked.append(f"{RECORD_NAME}: its form, and against the manifest all but its registry")
-    found.not_checked.append(f"{RECORD_NAME}: registry_sha256: nothing in the set vouches for it")
+    found.not_checked.append(f"{RECORD_NAME}: registry_sha256{_VOUCHES}")
 
 
 def record_problems(record: BuildRecord, manifest: ShardManifest) -> Iterator[str]:
@@ -316,7 +317,7 @@ def _check_sample(run: _Run, found: Findings, sample: int) -> None:
             run.tell(found.bytes_read, total)
     found.checked.append(f"a sample of {counted(len(chosen), 'unit')}")
     if rest := manifest.n_units - len(chosen):
-        found.not_checked.append(f"{counted(rest, 'unit')} of {manifest.n_units}")
+        found.not_checked.append(f"the other {counted(rest, 'unit')}")
     found.not_checked.append("sha256 of the shards, merkle_root: a sample cannot tell")
 
 
@@ -342,7 +343,9 @@ def _report(root: Path, found: Findings, manifest: ShardManifest | None, sample:
         mode="full" if sample is None else "sample",
         problems=tuple(found.problems),
         checked=tuple(found.checked),
-        not_checked=tuple(found.not_checked),
+        not_checked=tuple(
+            sorted(found.not_checked, key=lambda text: text.endswith(_VOUCHES))
+        ),  # what is always so: last
         bytes_read=found.bytes_read,
         bytes_total=manifest.n_samples * manifest.layout.row_size if manifest else 0,
         units_read=found.units_read,
