@@ -181,3 +181,12 @@ async def test_taken_away_while_a_ship_fails(s3, tmp_path, end):
         await courier.watch(tmp_path, "job", snapshot="hardlink")
         await courier.flush(timeout=30)
     assert s3.get("jobs/job/chk_0001/a.bin") == b"a" * 100
+
+
+def test_letting_go_never_hides_why_a_ship_failed(slot):
+    """Where the folder cannot even be looked at, the pinned one stays, and nothing is raised."""
+    shutil.rmtree(slot)
+    slot.mkdir()
+    (slot / "a.bin").symlink_to("nowhere")
+    let_go(snapshots(slot.parent) / "slot_0", slot)
+    assert left(slot)

@@ -58,14 +58,20 @@ def _settings(common: Common, target: str) -> Settings:
     metavar="N",
     help="Random units read back through the public base at the end.",
 )
-@click.option("--replace", "may_replace", is_flag=True, help="Replace the documents of another set at this prefix.")
+@click.option(
+    "--replace/--no-replace",
+    "may_replace",
+    default=True,
+    show_default=True,
+    help="Whether the documents of another set at this prefix are replaced.",
+)
 @common_options
 def publish(common: Common, *, directory: Path, target: str, prefix: str, verify_units: int, may_replace: bool) -> None:
     """Publish a shard set in the bucket.
 
     Shards first, to keys that never change; then build_record.json; manifest.json last. Only these are sent. What is
-    there already is skipped, so the same command goes on where it was interrupted. A prefix that holds another set is
-    refused before anything is sent, unless --replace is given.
+    there already is skipped, so the same command goes on where it was interrupted. The documents
+    of another set at this prefix are replaced with a warning; --no-replace refuses before anything is sent.
     """
 
     async def verb(session: Session) -> Result:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -93,9 +94,13 @@ def take_up(
 
 
 def let_go(folder: Path, original: Path) -> None:
-    """After a ship that failed: drop what is pinned if the trainer's folder still has it all, else leave it."""
-    if _compare(original, folder) is _Original.WHOLE:
-        unpin(folder)
+    """After a ship that failed: drop what is pinned if the trainer's folder still has it all, else leave it.
+
+    Raises nothing, as something else is on its way out: what cannot be settled now is told by ``take_up``.
+    """
+    with suppress(OSError):
+        if _compare(original, folder) is _Original.WHOLE:
+            unpin(folder)
 
 
 class _Original(Enum):

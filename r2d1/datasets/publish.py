@@ -128,8 +128,8 @@ class _Run:
 def _other_set(found: list[str]) -> Conflict:
     return Conflict(
         f"{' and '.join(found)}: the documents of another set are published there; nothing was sent, and nothing"
-        " replaced. Publish below another prefix, or replace them with --replace (replace=True): whoever reads the"
-        " set that is there by its signed spec will then find another"
+        " replaced. Publish below another prefix, or without --no-replace (may_replace=True): whoever reads the set"
+        " that is there by its signed spec will then find another"
     )
 
 
@@ -139,7 +139,7 @@ async def publish_shard_set_async(
     *,
     prefix: str = "",
     verify_units: int = VERIFY_UNITS,
-    may_replace: bool = False,
+    may_replace: bool = True,
     store: ObjectStore | None = None,
     observer: Observer | None = None,
     on_progress: OnProgress | None = None,
@@ -149,14 +149,15 @@ async def publish_shard_set_async(
     Shards go first, each to a key made of its hash, which is never overwritten; then ``build_record.json``; then
     ``manifest.json``, so that a reader never sees a manifest whose shards are missing. What is there already is not
     sent, so a publication that was interrupted goes on where it stopped. Only files of the manifest are sent.
-    At the end ``verify_units`` random units are read through ``settings.public_base``. Another set's documents are
-    replaced only with ``may_replace``.
+    At the end ``verify_units`` random units are read through ``settings.public_base``. Another set's documents
+    are replaced with a warning (formats §9 have readers ask for them anew each time), or with
+    ``may_replace=False`` refused.
 
     At most ``settings.in_flight`` objects are under way, and of large ones about 256 MiB, unless
     ``settings.concurrency`` is given. ``ConfigError`` when there is no public base to verify with, before anything is
-    sent; ``FormatError`` for a set that is not whole; ``Conflict`` for a key that holds other bytes, and before
-    anything is sent for a prefix that holds another set; ``IntegrityError`` for a local shard that is damaged or a
-    unit that the base serves wrongly; ``RemoteError``.
+    sent; ``FormatError`` for a set that is not whole; ``Conflict`` for a shard's key that holds other bytes, and
+    without ``may_replace``, before anything is sent, for a prefix that holds another set; ``IntegrityError`` for a
+    local shard that is damaged or a unit that the base serves wrongly; ``RemoteError``.
     """
     tell = Teller(observer)
     below = checked_prefix(prefix)
@@ -192,7 +193,7 @@ def publish_shard_set(
     *,
     prefix: str = "",
     verify_units: int = VERIFY_UNITS,
-    may_replace: bool = False,
+    may_replace: bool = True,
     store: ObjectStore | None = None,
     observer: Observer | None = None,
     on_progress: OnProgress | None = None,

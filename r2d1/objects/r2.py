@@ -116,7 +116,7 @@ class R2Store:
 
     async def put_several(self, puts: Sequence[SmallPut]) -> Sequence[str]:
         await self._connected()
-        if self._several is None:
+        if self._several is None or not puts:
             return ()
         etags: list[str] = []
         with suppress(RemoteError):  # the caller sends the rest by itself

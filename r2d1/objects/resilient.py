@@ -75,11 +75,17 @@ class Resilient:
 
     async def put_several(self, puts: Sequence[SmallPut]) -> Sequence[str]:
         await self._brake.wait()
-        return await self._store.put_several(puts)
+        etags = await self._store.put_several(puts)
+        if len(etags) == len(puts):
+            self._brake.ease()
+        return etags
 
     async def get_several(self, gets: Sequence[SmallGet]) -> int:
         await self._brake.wait()
-        return await self._store.get_several(gets)
+        done = await self._store.get_several(gets)
+        if done == len(gets):
+            self._brake.ease()
+        return done
 
     async def get(self, key: str, *, limit: int) -> tuple[bytes, ObjectInfo]:
         return await self._retried(lambda: self._store.get(key, limit=limit))

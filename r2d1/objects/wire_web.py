@@ -23,8 +23,8 @@ REDIRECTS = 5
 MOVED = frozenset({301, 302, 303, 307, 308})
 #: Most hosts whose connections are kept: where a base redirects to is its own choice.
 _HOSTS = 8
-#: What a target may hold beside letters and digits; "%" as it is quoted already.
 _CHECK_ADDRESS = "Check the address and the network"
+#: What a target may hold beside letters and digits; "%" as it is quoted already.
 _SAFE = "%!$&'()*+,-./:;=?@[]_~"
 
 

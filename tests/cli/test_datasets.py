@@ -253,13 +253,15 @@ def test_publish_says_what_it_did(home, s3):
     assert (said["sent"], said["present"], len(said["verified_units"])) == (0, 7, 8)
 
 
-def test_another_set_is_replaced_only_when_asked_for(home, s3):
-    """A mistyped prefix harms nobody: 1, and the way to replace it; with --replace it is."""
+def test_another_set_is_replaced_unless_that_is_ruled_out(home, s3):
+    """With --no-replace a mistyped prefix harms nobody: 1, and why; without, it is replaced and told."""
     other = make_set(Path("other"), shards=3).directory
-    result = run("datasets", "publish", other, env=s3.env())
+    result = run("datasets", "publish", other, "--no-replace", env=s3.env())
     assert result.exit_code == 1
     assert "documents of another set are published there" in last_line(result)
-    assert run("datasets", "publish", other, "--replace", env=s3.env()).exit_code == 0
+    result = run("datasets", "publish", other, env=s3.env())
+    assert result.exit_code == 0
+    assert "manifest.json held another document, which was replaced" in result.stderr
     assert s3.get("manifest.json") == (other / "manifest.json").read_bytes()
 
 

@@ -241,30 +241,32 @@ def test_other_bytes_at_a_shards_key_are_a_conflict(data, metadata, made, s3, se
     assert "manifest.json" not in s3.keys()
 
 
-def test_another_set_is_not_replaced_by_mistake(made, tmp_path, s3, settings):
+def test_another_set_can_be_kept_from_being_replaced(made, tmp_path, s3, settings):
     """A prefix that holds another set, or another build of this one, is refused before anything is sent."""
     other = make_set(tmp_path / "other", shards=3, with_record=True)
     publish_shard_set(other.directory, settings, prefix="p", verify_units=0)
     before = published(s3, "p/")
-    with pytest.raises(Conflict, match=r"p/build_record.json and p/manifest.json: .*nothing was sent.*--replace"):
-        publish_shard_set(made.directory, settings, prefix="p")
+    with pytest.raises(Conflict, match=r"p/build_record.json and p/manifest.json: .*nothing was sent.*--no-replace"):
+        publish_shard_set(made.directory, settings, prefix="p", may_replace=False)
     assert published(s3, "p/") == before
     s3.put("p/build_record.json", b"{}")
     with pytest.raises(Conflict, match=r"^p/build_record.json: "):
-        publish_shard_set(other.directory, settings, prefix="p")
+        publish_shard_set(other.directory, settings, prefix="p", may_replace=False)
 
 
 def test_the_record_of_a_publication_that_never_ended_is_replaced(made, s3, settings):
     """Without a manifest no set is published there: what an earlier run left is in nobody's way, and told."""
     s3.put("p/build_record.json", b"{}")
-    assert publish_shard_set(made.directory, settings, prefix="p").replaced == ("p/build_record.json",)
+    assert publish_shard_set(made.directory, settings, prefix="p", may_replace=False).replaced == (
+        "p/build_record.json",
+    )
 
 
-def test_another_sets_documents_are_replaced_when_asked_for(made, s3, settings):
+def test_another_sets_documents_are_replaced_and_told(made, s3, settings):
     """A newer set at the same prefix replaces the two documents, and says so."""
     s3.put("p/manifest.json", b"{}")
     told = []
-    report = publish_shard_set(made.directory, settings, prefix="p", may_replace=True, observer=told.append)
+    report = publish_shard_set(made.directory, settings, prefix="p", observer=told.append)
     assert report.replaced == ("p/manifest.json",)
     assert any("p/manifest.json held another document" in getattr(event, "text", "") for event in told)
     assert s3.get("p/manifest.json") == made.objects["manifest.json"]
