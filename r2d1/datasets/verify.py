@@ -338,14 +338,13 @@ def _os_text(exc: OSError) -> str:
 
 def _report(root: Path, found: Findings, manifest: ShardManifest | None, sample: int | None) -> VerifyReport:
     ours = {MANIFEST_NAME, RECORD_NAME}
+    not_checked = sorted(found.not_checked, key=lambda text: text.endswith(_VOUCHES))  # what is always so: last
     return VerifyReport(
         directory=str(root),
         mode="full" if sample is None else "sample",
         problems=tuple(found.problems),
         checked=tuple(found.checked),
-        not_checked=tuple(
-            sorted(found.not_checked, key=lambda text: text.endswith(_VOUCHES))
-        ),  # what is always so: last
+        not_checked=tuple(not_checked),
         bytes_read=found.bytes_read,
         bytes_total=manifest.n_samples * manifest.layout.row_size if manifest else 0,
         units_read=found.units_read,
