@@ -18,7 +18,7 @@ from r2d1.errors import IntegrityError, UnsafeDestination
 from r2d1.objects import ByteRange
 from r2d1.placing import disk_errors
 from r2d1.tasks import in_thread
-from r2d1.transfer.files import HELD, MAY_PASS, HeldSink, SliceSink, hash_span
+from r2d1.transfer.files import HELD, MAY_PASS, HeldSink, SliceSink, Staged, hash_span
 from r2d1.transfer.flow import Turn, spread
 from r2d1.transfer.lane import Lane
 from r2d1.transfer.plan import plan_ranges
@@ -75,10 +75,10 @@ async def _fetch_file(lane: Lane, wanted: Wanted, target: Path, progress: Progre
         await lane.store.head(wanted.key)  # no range can be asked of an empty object, but it must be there
     if 0 < wanted.size <= min(HELD, wanted.part_size) and not is_staged:
         return await _fetch_held(lane, wanted, target, progress)
-    async with _staged(target, wanted.size, lane) as (fd, is_new):
+    async with _staged(target, wanted.size, lane) as (file, is_new):
         todo = wanted.slices()
         if not is_new and wanted.digests is not None:
-            todo = await _missing(lane, fd, wanted, todo, progress)
+            todo = await _missing(lane, file.fd, wanted, todo, progress)
         fetched = 0
 
         left = iter(todo)
@@ -88,12 +88,12 @@ async def _fetch_file(lane: Lane, wanted: Wanted, target: Path, progress: Progre
 
         async def fetch(turn: Turn, piece: tuple[ByteRange, str | None]) -> None:
             nonlocal fetched
-            await _fetch_slice(lane, turn, fd, wanted, *piece)
+            await _fetch_slice(lane, turn, file, wanted, *piece)
             fetched += piece[0].size
             progress(wanted.path, piece[0].size)
 
         await spread(lane.flow, following, fetch)
-        await in_thread(os.fsync, fd, limiter=lane.disk)
+        await in_thread(os.fsync, file.fd, limiter=lane.disk)
     return fetched
 
 
@@ -119,10 +119,10 @@ def _write_staged(target: Path, data: bytes) -> None:
 
 
 @asynccontextmanager
-async def _staged(target: Path, size: int, lane: Lane) -> AsyncIterator[tuple[int, bool]]:
+async def _staged(target: Path, size: int, lane: Lane) -> AsyncIterator[tuple[Staged, bool]]:
     fd, is_new = await in_thread(_open_staged, target, size, limiter=lane.disk)
     try:
-        yield fd, is_new
+        yield Staged(fd), is_new
     finally:
         with anyio.CancelScope(shield=True):
             await in_thread(os.close, fd)
@@ -159,10 +159,14 @@ async def _missing(
     return missing
 
 
-async def _fetch_slice(lane: Lane, turn: Turn, fd: int, wanted: Wanted, span: ByteRange, digest: str | None) -> None:
+async def _fetch_slice(
+    lane: Lane, turn: Turn, file: Staged, wanted: Wanted, span: ByteRange, digest: str | None
+) -> None:
     refusals: list[OSError] = []
     try:
-        await _fetch_right(lane, wanted, span, digest, lambda hasher: _DiskSink(fd, span, hasher, turn.moved, refusals))
+        await _fetch_right(
+            lane, wanted, span, digest, lambda hasher: _DiskSink(file, span, hasher, turn.moved, refusals)
+        )
     except Exception:
         if refusals:
             raise refusals[0] from None  # a store on a disk of its own may have taken it for its own
@@ -173,9 +177,9 @@ class _DiskSink(SliceSink):
     """A sink that puts down what its disk refused, past whoever else handles the error."""
 
     def __init__(
-        self, fd: int, span: ByteRange, hasher: Hasher, moved: Callable[[int], None], refusals: list[OSError]
+        self, file: Staged, span: ByteRange, hasher: Hasher, moved: Callable[[int], None], refusals: list[OSError]
     ) -> None:
-        super().__init__(fd, span, hasher, moved)
+        super().__init__(file, span, hasher, moved)
         self._refusals = refusals
 
     def write(self, block: bytes | bytearray | memoryview) -> None:

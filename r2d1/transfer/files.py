@@ -6,6 +6,7 @@ import base64
 import errno
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -195,19 +196,37 @@ def read_held(path: Path, file: LocalFile, upload_check: str) -> Held:
     return Held(data, hasher.hexdigest(), check.finish())
 
 
+class Staged:
+    """An open file that many threads write to, each its own span.
+
+    One at a time: the kernel writes a file in one thread at once anyway, and has the others spin meanwhile, which
+    cost a seventh of the CPU time of a large file's way down.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._turn = threading.Lock()
+
+    def write(self, block: bytes | bytearray | memoryview, at: int) -> None:
+        """Write all of ``block`` at an offset in bytes. Blocks; raises ``OSError``."""
+        view = memoryview(block)
+        with self._turn:
+            while view:
+                done = os.pwrite(self.fd, view, at)
+                at += done
+                view = view[done:]
+
+
 class SliceSink:
     """Where a slice of a file on the way down is written, and hashed in the same pass."""
 
-    def __init__(self, fd: int, span: ByteRange, hasher: Hasher, moved: Callable[[int], None] = _nobody) -> None:
-        self._fd, self._at, self._hasher, self._moved = fd, span.start, hasher, moved
+    def __init__(self, file: Staged, span: ByteRange, hasher: Hasher, moved: Callable[[int], None] = _nobody) -> None:
+        self._file, self._at, self._hasher, self._moved = file, span.start, hasher, moved
 
     def write(self, block: bytes | bytearray | memoryview) -> None:
         self._hasher.update(block)
-        view = memoryview(block)
-        while view:
-            done = os.pwrite(self._fd, view, self._at)
-            self._at += done
-            view = view[done:]
+        self._file.write(block, self._at)
+        self._at += len(block)
         self._moved(len(block))
 
     def hexdigest(self) -> str:

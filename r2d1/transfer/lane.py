@@ -13,7 +13,7 @@ from r2d1.objects import ObjectStore
 from r2d1.transfer.flow import Flow
 
 #: How much of a file is read, hashed or written by one call in a worker thread.
-BLOCK = 1 << 20
+BLOCK = 256 << 10
 
 #: Threads that read, hash and write files beside those of the connections.
 _DISK_THREADS = 8

@@ -7,6 +7,7 @@ import hashlib
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
@@ -21,7 +22,7 @@ from r2d1.errors import (
     RemoteUnavailable,
 )
 from r2d1.events import Event, Notice, Teller
-from r2d1.objects import Attributes, ByteRange, BytesSource
+from r2d1.objects import Attributes, ByteRange, BytesSource, r2_client
 from r2d1.objects.r2 import R2Store
 from r2d1.objects.r2_bodies import UploadBody
 from r2d1.settings import Secret, Settings
@@ -455,6 +456,35 @@ async def test_a_listing_that_does_not_go_on_is_an_error() -> None:
         async with serving(answering(http("200 OK", page))) as url, store_at(url) as store:
             with pytest.raises(RemoteError, match="not where"):
                 [info async for info in store.list("p/")]
+
+
+_LAST = "<IsTruncated>false</IsTruncated>"
+
+
+@pytest.mark.parametrize(
+    "written",
+    ["2026-11-30T19:33:16.000Z", "2026-11-30T21:33:16+02:00", "2026-11-30T19:33:16", "Mon, 30 Nov 2026 19:33:16 GMT"],
+)
+async def test_dates_of_a_listing(written: str) -> None:
+    """S3's form of a date is read, with what zone it has (else UTC), and the forms of other servers too."""
+    entry = f"<Key>k</Key><LastModified>{written}</LastModified><ETag>e</ETag><Size>1</Size>"
+    page = f"<ListBucketResult>{_LAST}<Contents>{entry}</Contents></ListBucketResult>".encode()
+    async with serving(answering(http("200 OK", page))) as url, store_at(url) as store:
+        (info,) = [info async for info in store.list("")]
+        assert datetime.fromtimestamp(info.modified, UTC) == datetime(2026, 11, 30, 19, 33, 16, tzinfo=UTC)
+
+
+async def test_a_long_listing_is_read_quickly() -> None:
+    """The dates of a full page are read without botocore's guessing, which holds the loop for a tenth of a second."""
+    entry = "<Contents><Key>k{}</Key><LastModified>2026-11-30T19:33:16.000Z</LastModified><Size>1</Size></Contents>"
+    page = "".join(entry.format(number) for number in range(1000))
+    guessed = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(r2_client, "parse_timestamp", guessed.append)
+        answer = http("200 OK", f"<ListBucketResult>{_LAST}{page}</ListBucketResult>".encode())
+        async with serving(answering(answer)) as url, store_at(url) as store:
+            assert len([info async for info in store.list("")]) == 1000
+    assert not guessed
 
 
 async def test_an_object_token_is_enough() -> None:

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import socket
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from awscrt.checksums import crc64nvme
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from r2d1.checkpoint import Identity
 from r2d1.errors import CheckpointError, Superseded
 from r2d1.objects import BodyCheck, ByteRange
-from r2d1.transfer.files import SliceHashes, SliceSink, SliceSource, hash_span, open_unchanged, read_blocks
+from r2d1.transfer.files import SliceHashes, SliceSink, SliceSource, Staged, hash_span, open_unchanged, read_blocks
 from r2d1.transfer.lane import BLOCK
 from r2d1.transfer.plan import plan_ranges
 
@@ -248,11 +249,29 @@ def test_slices_arrive_in_any_order(tmp_path):
     fd = os.open(tmp_path / "down", os.O_RDWR | os.O_CREAT)
     os.ftruncate(fd, len(DATA))
     for span in reversed(plan_ranges(len(DATA), BLOCK)):
-        sink = SliceSink(fd, span, blake3())
+        sink = SliceSink(Staged(fd), span, blake3())
         data = DATA[span.start : span.stop]
         for at in range(0, len(data), 100_000):
             sink.write(data[at : at + 100_000])
         assert sink.hexdigest() == hex_of(data)
+    os.close(fd)
+    assert (tmp_path / "down").read_bytes() == DATA
+
+
+def test_many_threads_write_one_file(tmp_path):
+    """They take turns with the file, and each writes where its own slice is."""
+    fd = os.open(tmp_path / "down", os.O_RDWR | os.O_CREAT)
+    file = Staged(fd)
+    spans = plan_ranges(len(DATA), 10_000)
+
+    def land(span):
+        sink = SliceSink(file, span, blake3())
+        for at in range(span.start, span.stop, 1000):
+            sink.write(DATA[at : min(at + 1000, span.stop)])
+        return sink.hexdigest()
+
+    with ThreadPoolExecutor(16) as threads:
+        assert list(threads.map(land, spans)) == [hex_of(DATA[span.start : span.stop]) for span in spans]
     os.close(fd)
     assert (tmp_path / "down").read_bytes() == DATA
 
@@ -262,7 +281,7 @@ def test_short_writes_are_written_on(tmp_path, monkeypatch):
     real = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, data[:999], at))
     fd = os.open(tmp_path / "down", os.O_RDWR | os.O_CREAT)
-    sink = SliceSink(fd, ByteRange(10, 10 + 5000), blake3())
+    sink = SliceSink(Staged(fd), ByteRange(10, 10 + 5000), blake3())
     for kind in (bytes, bytearray, memoryview):
         sink.write(kind(DATA[:1000]))
     sink.write(b"")
