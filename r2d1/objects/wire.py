@@ -7,8 +7,9 @@ runs. Requests are signed by botocore and heads parsed by h11; everything but bo
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +93,9 @@ class Wire:
         self._pool = Pool(endpoint)
         self._signer = Signer(settings)
         self._redact = redact
+        # Rows of small requests are Python's work more than anybody's: threads that queue for it here cost less than
+        # threads that hand each other the interpreter's lock at every system call.
+        self._turn = threading.Lock()
 
     async def send(
         self,
@@ -124,7 +128,7 @@ class Wire:
         def run(halt: Halt) -> None:
             def ask(request: Request) -> Heard:
                 with self._translated(request.operation, request.key):
-                    return self._ask(request, halt, addresses)
+                    return self._ask(request, halt, addresses, self._turn)
 
             work(ask)
 
@@ -138,9 +142,14 @@ class Wire:
             addresses = await self._pool.addresses()
             return await in_stoppable_thread(lambda halt: self._ask(request, halt, addresses), limiter=limiter)
 
-    def _ask(self, request: Request, halt: Halt, addresses: tuple[Address, ...]) -> Heard:
-        head = self._signer.sign(request.method, self._base, request.params, size=request.size, sha256=request.sha256)
-        heard = self._pool.exchange(halt, Job(head, request.source, request.sink, request.place), addresses)
+    def _ask(
+        self, request: Request, halt: Halt, addresses: tuple[Address, ...], turn: threading.Lock | None = None
+    ) -> Heard:
+        with turn or nullcontext():
+            head = self._signer.sign(
+                request.method, self._base, request.params, size=request.size, sha256=request.sha256
+            )
+        heard = self._pool.exchange(halt, Job(head, request.source, request.sink, request.place), addresses, turn)
         if heard.status >= 300:
             raise error_for(request.operation, request.key, refusal(error_of(heard), self._redact))
         return heard

@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 import socket
 import ssl
+import threading
 import time
 from typing import Any, Protocol
 
@@ -54,10 +55,12 @@ class SocketPipe:
         self._poller = select.poll()
         self._poller.register(sock, select.POLLIN)
         self._moved, self._since = 0, time.monotonic()
+        self._turn: threading.Lock | None = None
 
-    def begin(self) -> None:
-        """A new request: what was slow before does not count."""
+    def begin(self, turn: threading.Lock | None = None) -> None:
+        """A new request: what was slow before does not count. A ``turn`` the thread has is let go while it waits."""
         self._moved, self._since = 0, time.monotonic()
+        self._turn = turn
 
     def receive_into(self, view: memoryview) -> int:
         while True:
@@ -97,7 +100,13 @@ class SocketPipe:
                 raise LinkSilent
             self._moved, self._since = 0, now
         self._poller.modify(self.sock, events)
-        ready = self._poller.poll(self.idle_s * 1000)
+        if self._turn is not None:
+            self._turn.release()
+        try:
+            ready = self._poller.poll(self.idle_s * 1000)
+        finally:
+            if self._turn is not None:
+                self._turn.acquire()
         if not ready:
             raise LinkSilent
         return ready[0][1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
+from contextlib import nullcontext
 
 from r2d1.objects.wire_connect import Address, Addresses, Endpoint, connect
 from r2d1.objects.wire_exchange import Heard, Job, converse
@@ -27,15 +28,20 @@ class Pool:
         """Where to connect, for ``exchange``. Raises ``NotConnected`` when the name does not resolve."""
         return await self._addresses.get()
 
-    def exchange(self, halt: Halt, job: Job, addresses: tuple[Address, ...]) -> Heard:
-        """One request over a kept connection or a new one. Blocks; ``halt`` cuts the connection."""
+    def exchange(
+        self, halt: Halt, job: Job, addresses: tuple[Address, ...], turn: threading.Lock | None = None
+    ) -> Heard:
+        """One request over a kept connection or a new one. Blocks; ``halt`` cuts the connection.
+
+        With a ``turn`` the request is made by one thread at a time of those that share it, but not waited for.
+        """
         link = self._kept.take()
         if link is None:
             link, address = connect(self.endpoint, addresses, halt)
             self._addresses.prefer(address)
         try:
-            with halt.calling(link.cut):
-                link.base.begin()
+            with halt.calling(link.cut), turn or nullcontext():
+                link.base.begin(turn)
                 heard = converse(link, job)
         except BaseException:
             link.close()

@@ -15,7 +15,7 @@ import pytest
 
 from r2d1.errors import NotSent, RemoteUnavailable
 from r2d1.events import Teller
-from r2d1.objects import ByteRange
+from r2d1.objects import ByteRange, SmallPut
 from r2d1.objects.r2 import R2Store
 from r2d1.objects.wire_connect import Endpoint, NotConnected, connect
 from r2d1.settings import Secret, Settings
@@ -135,6 +135,28 @@ async def test_a_connection_that_ended_is_not_used_again() -> None:
             await asyncio.sleep(0.05)  # its farewell is on the way
         await store.aclose()
     assert times == [1000] * 3
+
+
+def row(prefix: str) -> list[SmallPut]:
+    return [SmallPut(f"{prefix}/{number}", Blocks(b"x" * 1000), lambda: None) for number in range(5)]
+
+
+async def test_a_row_that_waits_for_its_answer_holds_up_no_other() -> None:
+    """Rows take turns for the work, not for the waiting, and one that is cancelled in mid-wait leaves its turn."""
+    with S3Double(rules=Rules.lenient()) as double:
+        gate = Gate()
+        double.faults.add(Fault(When(operation="PutObject", key="slow/2"), Hold(gate)))
+        store = R2Store(Settings.from_env(environ=double.env()), tell=Teller(None))
+        slow = asyncio.create_task(store.put_several(row("slow")))
+        await gate.arrived.wait()
+        with anyio.fail_after(20):
+            assert len(await store.put_several(row("quick"))) == 5
+            slow.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await slow
+            assert len(await store.put_several(row("later"))) == 5
+        gate.release()
+        await store.aclose()
 
 
 async def test_one_connection_serves_many_requests(tls_double: S3Double, tmp_path: Path) -> None:
