@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,21 @@ async def test_another_process_is_told_why(s3, tmp_path, snapshot):
     raw = b"".join(path.read_bytes() for path in (tmp_path / ".r2d1").glob("journal.db*"))
     assert b"AccessDenied" in raw
     assert not any(secret in raw for secret in secrets)
+
+
+async def test_what_ship_could_not_send_is_told_as_well(s3, tmp_path):
+    """``r2d1 ship`` leaves the store's words for ``r2d1 status``, until the same command goes well."""
+    write_checkpoint(tmp_path, "chk_1", 1, random_files(a=100))
+    ship = partial(finished, "ship", "--job-id", "job", tmp_path / "chk_1", "--json", env=s3.env(), home=tmp_path)
+    s3.faults.add(REFUSED)
+    for _ in range(2):
+        assert (await anyio.to_thread.run_sync(ship)).exit_code == 1
+    s3.faults.clear()
+    why = (await anyio.to_thread.run_sync(status_of, s3, tmp_path))["chk_1"]
+    assert why.startswith("tried 2 times")
+    assert "403 AccessDenied - scripted" in why
+    assert (await anyio.to_thread.run_sync(ship)).exit_code == 0
+    assert noted(s3, tmp_path) == {}
 
 
 async def test_the_next_courier_knows_until_it_has_tried(s3, tmp_path):

@@ -30,6 +30,7 @@ from r2d1.errors import (
     Closed,
     FlushError,
     FlushTimeout,
+    RemoteError,
     Superseded,
 )  # fmt: skip
 from r2d1.events import BytesMoved, Event, Observer, ShipFailed, Teller
@@ -313,6 +314,9 @@ class AsyncCourier:
                 except Superseded as exc:
                     self._tell.notice("warning", f"{exc}; settling it anew")
                     continue
+                except (RemoteError, OSError) as exc:
+                    await folder.note_refusal(local, str(exc))
+                    raise
                 self._yard.note(shipped)
                 if self._payer is not None:
                     await self._payer.owe(folder, shipped.name, manifest, shipped.prefix)

@@ -280,22 +280,24 @@ class Folder:
     async def park(self, entry: Entry, why: str, seconds: float) -> None:
         """The store would not take it: try again after a pause. The journal keeps the reason for other eyes."""
         entry.failures += 1
-        await self._record_parked(entry, why)  # first: when this is told, a process may end
+        if entry.local is not None:
+            await self.note_refusal(entry.local, why)  # first: when this is told, a process may end
         entry.phase, entry.why, entry.next_look = Phase.PARKED, why, anyio.current_time() + seconds
         self.tell(ShipFailed(self.job_id, entry.name, why, f"in {seconds:.0f} s"))
         self.changed()
 
-    async def _record_parked(self, entry: Entry, why: str) -> None:
+    async def note_refusal(self, local: LocalCheckpoint, why: str) -> None:
         """A record an attempt, and only of those that failed: nothing that is shipped waits for it."""
-        if entry.local is None or self.journal is None:
+        if self.journal is None:
             return
-        state, before = state_of(entry.local, ctime=False), self.parked.get(entry.name)
+        name, state = local.name, state_of(local, ctime=False)
+        before = self.parked.get(name)
         times = before.times + 1 if before is not None and before.state == state else 1
-        parked = self.parked[entry.name] = Parked(state, why, time.time(), times)
+        parked = self.parked[name] = Parked(state, why, time.time(), times)
         try:
-            await in_thread(self.journal.record_parked, self.scope, entry.name, parked)
+            await in_thread(self.journal.record_parked, self.scope, name, parked)
         except R2D1Error as exc:
-            self.tell.notice("warning", f"{entry.name}: why it is not shipped could not be noted: {exc}")
+            self.tell.notice("warning", f"{name}: why it is not shipped could not be noted: {exc}")
 
     async def _unpark(self, names: Collection[str]) -> None:
         """Forget why checkpoints were not taken that are shipped, were changed, or are gone."""
