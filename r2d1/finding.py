@@ -72,6 +72,23 @@ async def is_known(store: ObjectStore, of: CheckpointKeys) -> bool:
     return False
 
 
+async def why_absent(store: ObjectStore, catalog: Catalog | None, of: CheckpointKeys, tell: Teller) -> str:
+    """What the bucket knows of a checkpoint that it does not have; empty when it never heard of it."""
+    stored = await read_head(store, of)
+    if stored is not None and stored.value.deleted:
+        try:
+            return f"it was deleted; {await newest_now(store, catalog, of.job_id, tell)}"
+        except R2D1Error as exc:  # that one is absent is certain all the same
+            return f"it was deleted; which one is newest now cannot be told: {exc}"
+    return "a ship of it was begun and is not committed yet" if await is_known(store, of) else ""
+
+
+async def newest_now(store: ObjectStore, catalog: Catalog | None, job_id: str, tell: Teller) -> str:
+    """Which checkpoint of a job to turn to instead. Raises what ``find_latest`` raises."""
+    newest = await find_latest(store, catalog, job_id, tell)
+    return f"newest now is {newest.of.name} (epoch {newest.epoch})" if newest else "the job has no other checkpoint"
+
+
 async def _usable(store: ObjectStore, of: CheckpointKeys, tell: Teller) -> Legacy | None:
     found = await read_legacy(store, of)
     if found is None or isinstance(found, Legacy):

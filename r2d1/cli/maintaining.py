@@ -15,6 +15,7 @@ from r2d1.cli.ending import Exit, Result
 from r2d1.cli.running import Session, run
 from r2d1.cli.targets import job_target
 from r2d1.errors import UriError
+from r2d1.finding import why_absent
 from r2d1.gc import GC_AGE_S, Garbage, collect
 from r2d1.heads import read_head
 from r2d1.keys import CheckpointKeys
@@ -57,9 +58,12 @@ async def _verify(session: Session, target: Latest | Named, uri: str, *, deep: b
     async with _ends(session) as (ends, _):
         lane = ends.lane(session.settings, session.tell)
         verified = await verify_target(lane, ends.catalog, target, uri, deep=deep)
-    if verified is None:
-        return Result((), {"found": False, "uri": uri}, code=Exit.NOTHING, why=f"nothing is there: {uri}")
-    return _verified(verified)
+        if verified is not None:
+            return _verified(verified)
+        known = await why_absent(lane.store, ends.catalog, target.of, session.tell) if isinstance(target, Named) else ""
+    why = f"nothing is there: {uri}" + (f": {known}" if known else "")
+    fields = {"found": False, "uri": uri, "why": known}
+    return Result((), fields, code=Exit.NOTHING, why=why, hint="`r2d1 ls` lists what is there")
 
 
 def _verified(verified: Verified) -> Result:

@@ -22,7 +22,6 @@ from r2d1.errors import (
     MissingObjects,
     ObjectNotFound,
     PreconditionFailed,
-    R2D1Error,
     RangeRefused,
     UriError,
 )  # fmt: skip
@@ -30,8 +29,8 @@ from r2d1.events import Observer, PullFinished, Teller
 from r2d1.fetcher.bringing import Bringing, Brought, bring, from_legacy, from_manifest, missing_objects
 from r2d1.fetcher.info import FetchInfo
 from r2d1.fetcher.prefix import bring_prefix, list_prefix
-from r2d1.finding import Found, find_latest, find_named, is_known
-from r2d1.heads import read_head, read_manifest
+from r2d1.finding import Found, find_latest, find_named, newest_now, why_absent
+from r2d1.heads import read_manifest
 from r2d1.keys import CheckpointKeys
 from r2d1.manifest import Manifest
 from r2d1.observers import to_log
@@ -168,7 +167,7 @@ class AsyncFetcher:
             )
             if result[0].found:
                 return result
-            if why := await self._why_absent(lane, of):
+            if why := await why_absent(lane.store, self._catalog, of, self._tell):
                 return replace(result[0], why=why), *result[1:]
             target = Prefix(f"jobs/{of.job_id}/{of.name}")
         return await self._pull_prefix(lane, target.prefix, source, dest, force)
@@ -188,22 +187,8 @@ class AsyncFetcher:
         raise IntegrityError(f"{source}: the checkpoint changed under each of {_STARTS} pulls; try again later")
 
     async def _gone(self, lane: Lane, of: CheckpointKeys) -> CheckpointGone:
-        now = await self._newest_now(lane, of.job_id)
+        now = await newest_now(lane.store, self._catalog, of.job_id, self._tell)
         return CheckpointGone(f"r2://jobs/{of.job_id}/{of.name} was deleted while it was being pulled; {now}")
-
-    async def _newest_now(self, lane: Lane, job_id: str) -> str:
-        newest = await find_latest(lane.store, self._catalog, job_id, self._tell)
-        return f"newest now is {newest.of.name} (epoch {newest.epoch})" if newest else "the job has no other checkpoint"
-
-    async def _why_absent(self, lane: Lane, of: CheckpointKeys) -> str:
-        """What the bucket knows of a checkpoint that it does not have; empty when it never heard of it."""
-        stored = await read_head(lane.store, of)
-        if stored is not None and stored.value.deleted:
-            try:
-                return f"it was deleted; {await self._newest_now(lane, of.job_id)}"
-            except R2D1Error as exc:  # that one is absent is certain all the same
-                return f"it was deleted; which one is newest now cannot be told: {exc}"
-        return "a ship of it was begun and is not committed yet" if await is_known(lane.store, of) else ""
 
     def _why_nothing_below(self, prefix: str) -> str:
         """A likely mistake, which would pass for a fresh start."""

@@ -114,9 +114,12 @@ def test_a_checkpoint_that_was_deleted_is_no_fresh_start(env, tmp_path):
         f"r2d1 pull: failed: nothing is there: {uri}: it was deleted; newest now is chk_0041 (epoch 41). "
         "`r2d1 ls` lists what is there"
     )
-    result = run(*pull, "--allow-missing", env=env)
-    assert (result.exit_code, "fresh start" in result.stderr) == (0, False)
+    missing = run(*pull, "--allow-missing", env=env)
+    assert (missing.exit_code, "fresh start" in missing.stderr) == (0, False)
     assert answer(run(*pull, "--json", env=env))["why"].startswith("it was deleted; newest now is chk_0041")
+    verified = run("verify", uri, "--json", env=env)
+    assert answer(verified) | {"exit_code": 3, "found": False} == answer(verified)
+    assert last_line(run("verify", uri, env=env)) == last_line(result).replace("r2d1 pull", "r2d1 verify")
     assert run("rm", "r2://jobs/my_run/chk_0041", env=env).exit_code == 0
     assert "it was deleted; the job has no other checkpoint" in last_line(run(*pull, env=env))
 
