@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import anyio
 
 from r2d1 import keys
 from r2d1.catalog import Catalog, Row
-from r2d1.documents import Head
-from r2d1.errors import R2D1Error, RemoteError
+from r2d1.documents import OPEN, Head
+from r2d1.errors import AccessRefused, FormatError, NotSupported, R2D1Error, RemoteError
 from r2d1.events import Teller
-from r2d1.heads import read_head
+from r2d1.heads import read_head, read_record
 from r2d1.keys import CheckpointKeys
 from r2d1.legacy import Legacy, read_legacy
 from r2d1.objects import ObjectStore
@@ -23,6 +25,9 @@ from r2d1.tasks import one_error, run_bounded
 D1_PATIENCE_S = 10.0
 _MOST_ROWS = 1000
 _AT_ONCE = 8
+_MOST_TOLD = 20  # names of ships under way that are looked at where nothing else is there
+#: A ship that has sent nothing: so long its first small object may take, or an upload that may not be listed live.
+_FIRST_OBJECT_S, _UPLOAD_LIVES_S = 600.0, 7 * 86_400.0
 
 
 class WrongBucket(R2D1Error):
@@ -62,25 +67,98 @@ async def find_named(store: ObjectStore, of: CheckpointKeys, tell: Teller) -> Fo
     return Found(of, head=head) if head is not None else None
 
 
-async def is_known(store: ObjectStore, of: CheckpointKeys) -> bool:
-    """Whether a head (even a deleted one) or a ship record names this checkpoint."""
-    if await read_head(store, of) is not None:
-        return True
+class Begun(StrEnum):
+    """What became of the ships of a name of which nothing was ever committed."""
+
+    UNDER_WAY = "a ship of it was begun and is not committed yet"
+    GIVEN_UP = "a ship of it was begun and given up"
+
+
+async def what_was_begun(store: ObjectStore, of: CheckpointKeys) -> Begun | None:
+    """Whether ships of a name that was never committed are under way; None when none was ever begun.
+
+    A record stays when its ship is given up (``0`` for ever), still saying ``open``: then nothing lies below its
+    prefix. A ship whose courier died counts as under way, as its files may be gone on with, until gc takes it.
+    """
+    begun: Begun | None = None
     async with aclosing(store.list(of.records)) as records:
-        async for _ in records:
+        async for info in records:
+            ship = info.key.removeprefix(of.records).removesuffix(".json")
+            if await _is_under_way(store, of, ship, info.modified):
+                return Begun.UNDER_WAY
+            begun = Begun.GIVEN_UP
+    return begun
+
+
+async def _is_under_way(store: ObjectStore, of: CheckpointKeys, ship: str, since: float) -> bool:
+    if ship != keys.FIRST_SHIP and not keys.is_ship(ship):
+        return False
+    try:
+        record = await read_record(store, of, ship)
+    except FormatError:
+        return True  # a newer r2d1 is at it, and only that one can tell more
+    if record is None or record.value.state != OPEN:
+        return False
+    if await has_objects_below(store, of.prefix(ship)):
+        return True
+    age_s = time.time() - since
+    try:
+        return bool(await store.list_uploads(f"{of.prefix(ship)}/")) or age_s < _FIRST_OBJECT_S
+    except (NotSupported, AccessRefused):
+        return age_s < _UPLOAD_LIVES_S
+
+
+async def has_objects_below(store: ObjectStore, prefix: str) -> bool:
+    """Whether any object lies below ``prefix`` (given without a slash at the end)."""
+    async with aclosing(store.list(f"{prefix}/")) as objects:
+        async for _ in objects:
             return True
     return False
+
+
+async def is_job_known(store: ObjectStore, job_id: str) -> bool:
+    """Whether the bucket holds anything of a job, be it only that something of it was deleted."""
+    return await has_objects_below(store, f"jobs/{job_id}")
 
 
 async def why_absent(store: ObjectStore, catalog: Catalog | None, of: CheckpointKeys, tell: Teller) -> str:
     """What the bucket knows of a checkpoint that it does not have; empty when it never heard of it."""
     stored = await read_head(store, of)
+    if stored is not None and is_fence(stored.value):
+        return str(await what_was_begun(store, of) or Begun.GIVEN_UP)
     if stored is not None and stored.value.deleted:
         try:
             return f"it was deleted; {await newest_now(store, catalog, of.job_id, tell)}"
         except R2D1Error as exc:  # that one is absent is certain all the same
             return f"it was deleted; which one is newest now cannot be told: {exc}"
-    return "a ship of it was begun and is not committed yet" if await is_known(store, of) else ""
+    if stored is not None:
+        return str(Begun.UNDER_WAY)  # it was committed since it was looked for
+    return str(await what_was_begun(store, of) or "")
+
+
+def is_fence(head: Head) -> bool:
+    """Whether a head was only written to keep a ship that was given up from being committed: there never was one."""
+    return head.deleted and not head.prefix
+
+
+async def why_no_latest(store: ObjectStore, job_id: str) -> str:
+    """What is under way of a job that has no checkpoint; empty when nothing is."""
+    if "/" in job_id:
+        return ""
+    base = keys.records_prefix(job_id)
+    names = [folder[len(base) :].rstrip("/") for folder in await store.list_folders(base)]
+    names = [name for name in names if keys.is_name(name)]
+    under_way: list[str] = []
+
+    async def look(name: str) -> None:
+        of = CheckpointKeys(job_id, name)
+        stored = await read_head(store, of)
+        if (stored is None or is_fence(stored.value)) and await what_was_begun(store, of) is Begun.UNDER_WAY:
+            under_way.append(name)
+
+    await run_bounded(_AT_ONCE, look, names[:_MOST_TOLD])
+    more = ", …" if len(names) > _MOST_TOLD else ""
+    return f"being shipped and not committed yet: {', '.join(sorted(under_way))}{more}" if under_way else ""
 
 
 async def newest_now(store: ObjectStore, catalog: Catalog | None, job_id: str, tell: Teller) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from r2d1 import keys
-from r2d1.documents import OPEN, TAKEN, Head
 from r2d1.errors import AccessRefused, FormatError, NotSupported
 from r2d1.events import Teller
-from r2d1.heads import Stored, list_heads, read_head, read_manifest, read_record, swap, wipe
+from r2d1.finding import has_objects_below
+from r2d1.heads import fence, list_heads, read_head, read_manifest, read_record, take, wipe
 from r2d1.keys import FIRST_SHIP, CheckpointKeys
 from r2d1.maintain import drop_hint
 from r2d1.objects import BytesSource, ObjectInfo, ObjectStore
@@ -94,22 +94,15 @@ async def _consider_ship(
     stored = await read_head(store, of)
     if stored is not None and stored.value.names(prefix):
         return
-    if ship == FIRST_SHIP and not await _has_objects(store, prefix) and not await _has_uploads(store, prefix):
+    if ship == FIRST_SHIP and not await has_objects_below(store, prefix) and not await _has_uploads(store, prefix):
         return  # record 0 stays for ever, and there is nothing else left of it
     garbage.ships.append(prefix)
     if delete:
-        if await _take(store, of, ship, rng) and await _fence(store, of, prefix, rng):
-            await _abort_uploads(store, prefix)
+        if await take(store, of, ship, rng) and await fence(store, of, prefix, rng):
             await wipe(store, of, prefix)
             garbage.deleted.append(prefix)
         else:
             garbage.skipped.append(f"{prefix}: somebody else was at it; the next gc goes on")
-
-
-async def _has_objects(store: ObjectStore, prefix: str) -> bool:
-    async for _ in store.list(f"{prefix}/"):
-        return True
-    return False
 
 
 async def _has_uploads(store: ObjectStore, prefix: str) -> bool:
@@ -117,30 +110,6 @@ async def _has_uploads(store: ObjectStore, prefix: str) -> bool:
         return bool(await store.list_uploads(f"{prefix}/"))
     except (NotSupported, AccessRefused):
         return False  # the bucket drops them after 7 days
-
-
-async def _take(store: ObjectStore, of: CheckpointKeys, ship: str, rng: random.Random) -> bool:
-    """Set the record to ``taken``: whoever reads it from now on starts a new ship."""
-    stored = await read_record(store, of, ship)
-    if stored is None:
-        return False
-    if stored.value.state == TAKEN:
-        return True
-    if stored.value.state != OPEN:
-        return False
-    return await swap(store, of.record(ship), stored.value.taken().encode(), stored.etag, rng)
-
-
-async def _fence(store: ObjectStore, of: CheckpointKeys, prefix: str, rng: random.Random) -> bool:
-    """Write the head once, changing nothing but ``seq``: a commit that read it before can no longer succeed."""
-    stored: Stored[Head] | None = await read_head(store, of)
-    if stored is not None and stored.value.names(prefix):
-        return False
-    if stored is not None:
-        head = replace(stored.value, seq=stored.value.seq + 1)
-    else:
-        head = Head(1, of.name, 0, 0.0, "", "", None, deleted=True)
-    return await swap(store, of.head, head.encode(), stored.etag if stored else None, rng)
 
 
 async def _consider_hint(store: ObjectStore, job_id: str, info: ObjectInfo, garbage: Garbage, *, delete: bool) -> None:
@@ -175,11 +144,3 @@ async def _consider_uploads(store: ObjectStore, job_id: str, garbage: Garbage, t
             if delete:
                 await store.abort_upload(upload.key, upload.upload_id)
                 garbage.deleted.append(f"upload {upload.key}")
-
-
-async def _abort_uploads(store: ObjectStore, prefix: str) -> None:
-    try:
-        for upload in await store.list_uploads(f"{prefix}/"):
-            await store.abort_upload(upload.key, upload.upload_id)
-    except (NotSupported, AccessRefused):
-        return  # the bucket drops open uploads after 7 days, the very age of this ship

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import anyio
 
-from r2d1.documents import MAX_DOCUMENT_BYTES, OPEN, Head, ShipRecord, decode_head, decode_record
-from r2d1.errors import ObjectNotFound, PreconditionFailed, R2D1Error, RemoteUnavailable
+from r2d1.documents import MAX_DOCUMENT_BYTES, OPEN, TAKEN, Head, ShipRecord, decode_head, decode_record
+from r2d1.errors import AccessRefused, NotSupported, ObjectNotFound, PreconditionFailed, R2D1Error, RemoteUnavailable
 from r2d1.keys import FIRST_SHIP, CheckpointKeys, heads_prefix, parse_head_key
 from r2d1.manifest import MAX_MANIFEST_BYTES, Manifest, decode_manifest, manifest_digest
 from r2d1.objects import PAGE, Attributes, BytesSource, ObjectStore
@@ -262,21 +262,90 @@ async def _is_same(store: ObjectStore, of: CheckpointKeys, head: Head, mine: Man
     return await has_objects(store, of, head.prefix, theirs)
 
 
-async def has_objects(store: ObjectStore, of: CheckpointKeys, prefix: str, manifest: Manifest) -> bool:
-    """Whether one LIST shows files and sidecar with their sizes: a bucket that lost one is healed by a ship."""
-    left = {f"{prefix}/{entry.object_key}": entry.size for entry in manifest.files}
-    left[of.sidecar(prefix)] = manifest.sidecar_size
+async def has_objects(
+    store: ObjectStore, of: CheckpointKeys, prefix: str, manifest: Manifest, *, etags: bool = False
+) -> bool:
+    """Whether one LIST shows files and sidecar with their sizes: a bucket that lost one is healed by a ship.
+
+    With ``etags`` files must have the manifest's ETags too, which those of a copied bucket do not.
+    """
+    left = {f"{prefix}/{entry.object_key}": (entry.size, entry.etag if etags else None) for entry in manifest.files}
+    left[of.sidecar(prefix)] = (manifest.sidecar_size, None)
     async for info in store.list(f"{prefix}/"):
-        if left.get(info.key) == info.size:
+        size, etag = left.get(info.key, (None, None))
+        if size == info.size and etag in (None, info.etag):
             del left[info.key]
     return not left
 
 
+async def take(store: ObjectStore, of: CheckpointKeys, ship: str, rng: random.Random) -> bool:
+    """Set a ship's record to ``taken``: whoever reads it from now on starts a new ship. False when that failed."""
+    stored = await read_record(store, of, ship)
+    if stored is None:
+        return False
+    if stored.value.state == TAKEN:
+        return True
+    if stored.value.state != OPEN:
+        return False
+    return await swap(store, of.record(ship), stored.value.taken().encode(), stored.etag, rng)
+
+
+async def fence(store: ObjectStore, of: CheckpointKeys, prefix: str, rng: random.Random) -> bool:
+    """Write the head once, changing nothing but ``seq``: a commit that read it before can no longer succeed.
+
+    False when the head names ``prefix``, or another writer was faster.
+    """
+    stored: Stored[Head] | None = await read_head(store, of)
+    if stored is not None and stored.value.names(prefix):
+        return False
+    if stored is not None:
+        head = replace(stored.value, seq=stored.value.seq + 1)
+    else:
+        head = Head(1, of.name, 0, 0.0, "", "", None, deleted=True)
+    return await swap(store, of.head, head.encode(), stored.etag if stored else None, rng)
+
+
+async def withdraw(store: ObjectStore, ship: Ship, rng: random.Random, *, may_commit: bool) -> bool:
+    """Delete our own ship, which is not to be committed any more; False when its head counts after all, or may.
+
+    ``may_commit``: the head's PUT of a process that died, or of one that lives with a copy of our journal, may still
+    be on its way, and must not make the head name what is deleted here; so it is done behind gc's fence.
+    """
+    for _ in range(_TRIES):
+        if not await was_ours(store, ship):
+            return False
+        if not may_commit:
+            return await _wipe_unless_named(store, ship)
+        if await read_record(store, ship.of, ship.ship) is not None and not await take(store, ship.of, ship.ship, rng):
+            await pause(rng)
+            continue
+        stored = await read_head(store, ship.of)
+        if stored is not None and stored.value.names(ship.prefix):
+            return False
+        if await fence(store, ship.of, ship.prefix, rng):
+            await wipe(store, ship.of, ship.prefix)
+            return True
+        await pause(rng)
+    return False  # gc goes on: the record says that it may
+
+
+async def _wipe_unless_named(store: ObjectStore, ship: Ship) -> bool:
+    stored = await read_head(store, ship.of)
+    if stored is not None and stored.value.names(ship.prefix):
+        return False
+    await wipe(store, ship.of, ship.prefix)
+    return True
+
+
 async def wipe(store: ObjectStore, of: CheckpointKeys, prefix: str) -> None:
-    """Delete a ship: manifest, sidecar, files, last its record (``0`` stays for ever). Never a head, row or hint."""
+    """Delete a ship: manifest, sidecar, files, last its record (``0`` stays for ever). Never a head, row or hint.
+
+    Uploads that are open below it go first: without the record nobody would know that they are ours.
+    """
     ship = of.ship_of(prefix)
     if ship is None:
         raise ValueError(f"{prefix!r} is no prefix of {of}")
+    await abort_uploads(store, prefix)
     await store.delete([of.manifest(prefix)])
     await store.delete([of.sidecar(prefix)])
     batch: list[str] = []
@@ -289,3 +358,12 @@ async def wipe(store: ObjectStore, of: CheckpointKeys, prefix: str) -> None:
         await store.delete(batch)
     if ship != FIRST_SHIP:
         await store.delete([of.record(ship)])
+
+
+async def abort_uploads(store: ObjectStore, prefix: str) -> None:
+    """Abort every upload below a prefix of ours. Where they cannot be listed, the bucket drops them after 7 days."""
+    try:
+        for upload in await store.list_uploads(f"{prefix}/"):
+            await store.abort_upload(upload.key, upload.upload_id)
+    except (NotSupported, AccessRefused):
+        return

@@ -12,21 +12,24 @@ import os
 import re
 import sqlite3
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from r2d1.checkpoint import Identity, LocalCheckpoint
 from r2d1.digest import digest_of
-from r2d1.errors import R2D1Error
-from r2d1.journal_file import in_memory, open_journal, translated
-from r2d1.localstate import own_folder, state_directory
+from r2d1.errors import NoSpace
+from r2d1.journal_file import cannot_write, in_memory, open_journal, translated
+from r2d1.localstate import private_folder, state_directory
 from r2d1.objects import BodyCheck
 
 _NAME_END = re.compile(rb"[/\0]")
 _LONGEST_WHY = 1000  # characters
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,12 @@ def state_of(local: LocalCheckpoint, *, ctime: bool = True) -> str:
     return digest_of(json.dumps(files).encode() + b"\n" + local.sidecar.raw)
 
 
+def _sealed(local: LocalCheckpoint) -> tuple[str, str]:
+    """The sidecar's own identity, and the state it stands for; links and modes, which move ctimes, change neither."""
+    size, mtime_ns, _, inode = _row(local.sidecar_identity)
+    return json.dumps([size, mtime_ns, inode, digest_of(local.sidecar.raw)]), state_of(local, ctime=False)
+
+
 def _row(identity: Identity) -> tuple[int, int, int, int]:
     """An identity as SQLite's signed integers hold it: network file systems have inodes of 64 bits without a sign."""
     inode = identity.inode if identity.inode < 2**63 else identity.inode - 2**64
@@ -124,10 +133,13 @@ class Journal:
     """The journal of one directory. Safe to use from several threads and several processes."""
 
     def __init__(self, directory: Path, *, wal: bool = True) -> None:
-        _make_private(directory)
         self.path = directory / "journal.db"
         self._lock = threading.Lock()
-        self._db = open_journal(self.path, wal)
+        try:
+            private_folder(directory)
+            self._db = open_journal(self.path, wal)
+        except NoSpace as full:  # not even for the folder or for a lock
+            self._db = in_memory(self.path, full)
 
     @classmethod
     def of(cls, directory: Path) -> Journal:
@@ -141,27 +153,30 @@ class Journal:
 
     def _all(self, sql: str, *params: object) -> list[tuple[object, ...]]:
         with self._lock, translated(self.path):
-            return self._db.execute(sql, params).fetchall()
+            return self._kept(lambda: self._db.execute(sql, params).fetchall())
 
     def _run(self, *statements: tuple[str, tuple[object, ...]]) -> None:
         with self._lock, translated(self.path):
-            try:
-                self._write(statements)
-            except sqlite3.OperationalError as exc:
-                if exc.sqlite_errorcode != sqlite3.SQLITE_FULL:
-                    raise
-                self._go_on_in_memory()
-                self._write(statements)
+            self._kept(lambda: self._write(statements))
 
     def _write(self, statements: Sequence[tuple[str, tuple[object, ...]]]) -> None:
         with self._db:
             for sql, params in statements:
                 self._db.execute(sql, params)
 
-    def _go_on_in_memory(self) -> None:
-        """A full disk must not keep a checkpoint from the bucket: what comes is remembered until the process ends."""
-        full, self._db = self._db, in_memory(self.path, self._db)
-        full.close()
+    def _kept(self, step: Callable[[], T]) -> T:
+        """A full disk must not keep a checkpoint from the bucket: what comes is remembered until the process ends.
+
+        Reading needs room as well: for the memory that the readers and writers of a WAL share.
+        """
+        try:
+            return step()
+        except sqlite3.OperationalError as exc:
+            if not cannot_write(exc, self.path):
+                raise
+            full, self._db = self._db, in_memory(self.path, exc, self._db)
+            full.close()
+            return step()
 
     # -- what the bucket has --------------------------------------------------------------------------
 
@@ -171,14 +186,29 @@ class Journal:
         )
         return Done(*rows[0]) if rows else None  # type: ignore[arg-type]
 
-    def record_done(self, scope: str, name: str, done: Done) -> None:
-        """Remember that the bucket has this state; what was remembered of its ship, and of failures, is dropped."""
+    def record_done(self, scope: str, name: str, done: Done, local: LocalCheckpoint | None = None) -> None:
+        """Remember that the bucket has this state; what was remembered of its ship, and of failures, is dropped.
+
+        ``local`` is that state itself, for ``is_outdated``.
+        """
         values = (scope, name, done.state, done.epoch, done.prefix, done.manifest, done.origin)
         insert = ("INSERT OR REPLACE INTO done VALUES (?,?,?,?,?,?,?)", values)
-        self._run(insert, *_end_ship(scope, name), *_forget(scope, name, "parked"))
+        sealed = _forget(scope, name, "sealed")
+        if local is not None:
+            sealed.append(("INSERT INTO sealed VALUES (?,?,?,?)", (scope, name, *_sealed(local))))
+        self._run(insert, *sealed, *_end_ship(scope, name), *_forget(scope, name, "parked"))
+
+    def is_outdated(self, scope: str, name: str, local: LocalCheckpoint) -> bool:
+        """Whether its sidecar is the very file that stood beside other files when the bucket got them.
+
+        It vouches for those and not for what lies there now, whatever the times say: clocks are set back.
+        """
+        sidecar, files = _sealed(local)
+        rows = self._all("SELECT sidecar, files FROM sealed WHERE scope=? AND name=?", scope, name)
+        return bool(rows) and rows[0][0] == sidecar and rows[0][1] != files
 
     def forget_done(self, scope: str, name: str) -> None:
-        self._run(("DELETE FROM done WHERE scope=? AND name=?", (scope, name)))
+        self._run(*_forget(scope, name, "done", "sealed"))
 
     def all_done(self, scope: str) -> dict[str, Done]:
         rows = self._all("SELECT name, state, epoch, prefix, manifest, origin FROM done WHERE scope=?", scope)
@@ -209,7 +239,8 @@ class Journal:
             "DELETE FROM done WHERE scope=? AND name NOT IN (SELECT value FROM json_each(?)) AND name IN"
             " (SELECT name FROM done WHERE scope=? ORDER BY epoch DESC, name LIMIT -1 OFFSET ?)"
         )
-        self._run((sql, (scope, json.dumps(list(here)), scope, keep)))
+        orphans = "DELETE FROM sealed WHERE scope=? AND name NOT IN (SELECT name FROM done WHERE scope=?)"
+        self._run((sql, (scope, json.dumps(list(here)), scope, keep)), (orphans, (scope, scope)))
 
     def forget_digests(self, folder: Path) -> None:
         """Drop the digests of a checkpoint folder that was deleted."""
@@ -351,11 +382,3 @@ def _end_ship(scope: str, name: str) -> list[tuple[str, tuple[object, ...]]]:
 
 def _forget(scope: str, name: str, *tables: str) -> list[tuple[str, tuple[object, ...]]]:
     return [(f"DELETE FROM {table} WHERE scope=? AND name=?", (scope, name)) for table in tables]  # noqa: S608 - ours
-
-
-def _make_private(directory: Path) -> None:
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        own_folder(directory, mode=0o700)
-    except OSError as exc:
-        raise R2D1Error(f"{directory}: r2d1 cannot keep its state here: {exc.strerror}") from exc

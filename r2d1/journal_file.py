@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import sqlite3
+import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from r2d1.errors import R2D1Error
 from r2d1.events import log
-from r2d1.localstate import close_lock, open_lock, wait_for_lock
+from r2d1.localstate import FULL, close_lock, open_lock, wait_for_lock
 
 _VERSION = 1
 #: A table that came after the first release of this version stands beside the others: who does not know it never
@@ -48,9 +50,14 @@ CREATE TABLE IF NOT EXISTS parked (
     scope TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL, why TEXT NOT NULL, at REAL NOT NULL,
     times INTEGER NOT NULL, PRIMARY KEY (scope, name)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS sealed (
+    scope TEXT NOT NULL, name TEXT NOT NULL, sidecar TEXT NOT NULL, files TEXT NOT NULL, PRIMARY KEY (scope, name)
+) WITHOUT ROWID;
 PRAGMA user_version = 1;
 COMMIT;
 """
+_TABLES = frozenset(re.findall(r"CREATE TABLE IF NOT EXISTS (\w+)", _SCHEMA))
+_UNREAD = "%s: what it knows cannot be read: %s; that costs time, nothing else"
 
 
 @contextmanager
@@ -65,34 +72,87 @@ def translated(path: Path) -> Iterator[None]:
 def open_journal(path: Path, wal: bool) -> sqlite3.Connection:
     """Open a journal; one that cannot be read is put aside: it saves work and holds no truth.
 
-    Openers take turns, so that none puts aside what another has just made.
+    Openers take turns, so that none puts aside what another has just made. One that cannot be written is copied into
+    memory. ``NoSpace`` when there is not even room for the file they take turns with.
     """
     fd = open_lock(path.with_name(f"{path.stem}-opening.lock"))
     try:
         wait_for_lock(fd)
         with translated(path):
             try:
-                return _connect(path, wal)
-            except sqlite3.DatabaseError as exc:
-                if getattr(exc, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
-                    return in_memory(path)
-                if isinstance(exc, sqlite3.OperationalError):
-                    raise  # locked or not permitted: the file itself is sound
-            _put_aside(path)
-            return _connect(path, wal)
+                return _connect_or_begin_anew(path, wal)
+            except (sqlite3.OperationalError, OSError) as exc:
+                if not cannot_write(exc, path):
+                    raise
+                return _from_disk(path, exc)
     finally:
         close_lock(fd)
 
 
-def in_memory(path: Path, known: sqlite3.Connection | None = None) -> sqlite3.Connection:
-    """A journal for as long as the process lives, with what is ``known`` already."""
-    log.warning("%s: the disk is full; until the next start it is kept in memory", path)
+def cannot_write(exc: sqlite3.OperationalError | OSError, path: Path) -> bool:
+    """Whether the disk takes no more of a journal, which is then to be kept in memory.
+
+    SQLite calls a disk full only where writing the database fails. Where it lengthens its log or the memory that is
+    shared beside it, a full disk is an I/O error, and the errno below is not told. No kind of I/O error says anything
+    of the checkpoints, which a disk that is broken for the journal must keep from the bucket no more than a full one;
+    so all count. A file that cannot be opened has a dozen causes: the lack of room for one more is tried out.
+    """
+    if isinstance(exc, OSError):
+        return exc.errno in FULL
+    # the higher bits tell one I/O error from another; an error of Python's own, a text it cannot decode, has no code
+    code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return _takes_no_file(path.parent)
+    return code in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR)
+
+
+def _takes_no_file(folder: Path) -> bool:
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as exc:
+        return exc.errno in FULL
+    return False
+
+
+def in_memory(path: Path, why: Exception, known: sqlite3.Connection | None = None) -> sqlite3.Connection:
+    """A journal for as long as the process lives, with what is ``known`` already, as far as that can be read."""
+    log.warning("%s: the disk is full or broken (%s); until the next start it is kept in memory", path, why)
     db = sqlite3.connect(":memory:", check_same_thread=False)
-    if known is None:
-        db.executescript(_SCHEMA)
-    else:
-        known.backup(db)
+    if known is not None:
+        try:
+            known.backup(db)
+        except sqlite3.Error as exc:
+            log.warning(_UNREAD, path, exc)
+            db.close()
+            db = sqlite3.connect(":memory:", check_same_thread=False)
+    db.executescript(_SCHEMA)
     return db
+
+
+def _from_disk(path: Path, why: Exception) -> sqlite3.Connection:
+    """A journal in memory with what lies on a disk that takes no more of it.
+
+    Who has a file to himself shares no memory with others, so SQLite reads it without making any on the disk.
+    """
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=0)) as known:
+            known.execute("PRAGMA locking_mode=EXCLUSIVE")
+            _has_tables(known)  # takes the lock for good, and refuses what is damaged or not ours
+            return in_memory(path, why, known)
+    except sqlite3.Error as exc:
+        if path.exists():
+            log.warning(_UNREAD, path, exc)
+        return in_memory(path, why)
+
+
+def _connect_or_begin_anew(path: Path, wal: bool) -> sqlite3.Connection:
+    try:
+        return _connect(path, wal)
+    except sqlite3.OperationalError:
+        raise  # locked, full or not permitted: the file itself is sound
+    except sqlite3.DatabaseError:
+        _put_aside(path)
+    return _connect(path, wal)
 
 
 def _put_aside(path: Path) -> None:
@@ -123,4 +183,4 @@ def _has_tables(db: sqlite3.Connection) -> bool:
     ((verdict,),) = db.execute("PRAGMA quick_check(1)")
     if verdict != "ok" or (tables and version != _VERSION):
         raise sqlite3.DatabaseError(f"version {version}, {verdict}")
-    return "parked" in tables
+    return tables >= _TABLES

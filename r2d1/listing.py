@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import aclosing
 from dataclasses import dataclass
 from enum import StrEnum
 
 from r2d1 import keys
 from r2d1.errors import FormatError
 from r2d1.events import Teller
-from r2d1.finding import Found, find_named
+from r2d1.finding import Begun, Found, find_named, is_fence, what_was_begun
 from r2d1.heads import read_head, read_manifest
 from r2d1.keys import CheckpointKeys
 from r2d1.legacy import Unusable, read_legacy
@@ -25,7 +24,7 @@ class State(StrEnum):
     """What a name in the bucket stands for."""
 
     COMMITTED = "committed"
-    SHIPPING = "being shipped"  # or given up: a ship record, and no head
+    SHIPPING = "being shipped"  # a ship that is open, and no head
     DAMAGED = "damaged"  # the manifest that the head names is not there
     UNREADABLE = "unreadable"  # written by a newer r2d1, or not by r2d1 at all
     LEGACY = "legacy 0.2"
@@ -87,7 +86,7 @@ def _segments(base: str, folders: Iterable[str]) -> list[str]:
 
 
 async def look_at(store: ObjectStore, of: CheckpointKeys) -> Listed | None:
-    """One checkpoint; None when there is nothing under this name, or only what was deleted."""
+    """One checkpoint; None when there is nothing under this name, or only what was deleted or given up."""
     try:
         found = await find_named(store, of, Teller(None))
         if found is None:
@@ -136,9 +135,8 @@ async def _unfound(store: ObjectStore, of: CheckpointKeys) -> Listed | None:
     legacy = await read_legacy(store, of)
     if isinstance(legacy, Unusable):
         return Listed(of.job_id, of.name, State.LEGACY_PART, prefix=of.legacy, note=legacy.why)
-    if await read_head(store, of) is not None:
+    stored = await read_head(store, of)
+    if stored is not None and not is_fence(stored.value):
         return None
-    async with aclosing(store.list(of.records)) as records:
-        async for _ in records:
-            return Listed(of.job_id, of.name, State.SHIPPING)
-    return None
+    is_under_way = await what_was_begun(store, of) is Begun.UNDER_WAY
+    return Listed(of.job_id, of.name, State.SHIPPING) if is_under_way else None

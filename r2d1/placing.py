@@ -31,29 +31,46 @@ def state_dir(root: Path) -> Path:
 
 
 @asynccontextmanager
-async def locked(root: Path, what: str) -> AsyncIterator[None]:
+async def locked(root: Path, what: str, *, patience: float | None = None) -> AsyncIterator[Path]:
     """Hold the lock of one thing that is pulled into ``root``; others wait. It dies with the process.
 
+    ``TimeoutError`` when another one has it for longer than ``patience`` seconds.
+
     Where the file system has no locks, the lock lies with the state of this host and excludes nobody elsewhere.
+    Gives the lock's file, which may be deleted while the lock is held, when what it guards is gone for good.
     """
     directory = await in_thread(state_dir, root)
-    fd = _open_lock(directory, root, f"{what}.lock")  # no await may stand between opening it and this `try`
-    try:
-        while try_lock(fd) is False:  # noqa: ASYNC110 - another process holds it, no event of ours tells
-            await anyio.sleep(0.1)
-        yield
-    finally:
-        close_lock(fd)
+    while True:
+        fd, path = _open_lock(directory, root, f"{what}.lock")  # no await may stand between this and the `try`
+        try:
+            with anyio.fail_after(patience):
+                while try_lock(fd) is False:  # noqa: ASYNC110 - another process holds it, no event of ours tells
+                    await anyio.sleep(0.1)
+            if await in_thread(_is_at, path, fd):
+                yield path
+                return
+        finally:
+            close_lock(fd)
 
 
-def _open_lock(directory: Path, root: Path, name: str) -> int:
-    fd = open_lock(directory / name)
+def _open_lock(directory: Path, root: Path, name: str) -> tuple[int, Path]:
+    path = directory / name
+    fd = open_lock(path)
     if try_lock(fd) is None:
         close_lock(fd)
         far = far_state_directory(root)
         far.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fd = open_lock(far / name)
-    return fd
+        path = far / name
+        fd = open_lock(path)
+    return fd, path
+
+
+def _is_at(path: Path, fd: int) -> bool:
+    """Whether an open file still lies there: one that was deleted while we waited for it guards nothing."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def stage(root: Path, label: str, binding: str, sizes: Mapping[str, int]) -> Path:

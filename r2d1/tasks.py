@@ -54,9 +54,18 @@ async def _attended(work: Callable[[], R], limiter: anyio.CapacityLimiter | None
         if halt is not None:
             halt.call()
         if not claim.acquire(blocking=False):
+            await _outwaited(ended)
+        raise
+
+
+async def _outwaited(ended: threading.Event) -> None:
+    """Wait for a thread's end, however often ``asyncio`` cancels the task meanwhile."""
+    while not ended.is_set():
+        try:
             with anyio.CancelScope(shield=True):
                 await anyio.to_thread.run_sync(ended.wait)
-        raise
+        except anyio.get_cancelled_exc_class():
+            continue  # this task is being cancelled already: the caller raises the first one when the thread has ended
 
 
 class Halt:
@@ -119,14 +128,43 @@ async def in_stoppable_thread(
 
 
 @asynccontextmanager
+async def acquired(
+    opening: Callable[[*Ts], R],
+    closing: Callable[[R], object],
+    *args: *Ts,
+    limiter: anyio.CapacityLimiter | None = None,
+) -> AsyncIterator[R]:
+    """What ``opening`` returns, opened and closed in worker threads: whatever was opened is closed, once.
+
+    ``value = await in_thread(opening)`` loses the value when ``asyncio`` cancels the task while the thread runs.
+    ``limiter`` bounds the opening alone, so that closing never waits for those who open.
+    """
+    held: list[R] = []  # filled on the thread, so that nothing is lost when this task is cancelled
+    try:
+        await in_thread(lambda: held.append(opening(*args)), limiter=limiter)
+        yield held[0]
+    finally:
+        if held:
+            await _released(closing, held)
+
+
+async def _released(closing: Callable[[R], object], held: list[R]) -> None:
+    def release() -> None:
+        closing(held.pop())
+
+    try:
+        with anyio.CancelScope(shield=True):
+            await in_thread(release)
+    finally:
+        if held:  # asyncio cancelled the task before a thread took it, and nobody comes after us: close it here
+            release()
+
+
+@asynccontextmanager
 async def entered(manager: AbstractContextManager[T]) -> AsyncIterator[T]:
     """A context manager that touches the disk, entered and left in worker threads; leaving is not cut short."""
-    value = await in_thread(manager.__enter__)
-    try:
+    async with acquired(manager.__enter__, lambda _: manager.__exit__(None, None, None)) as value:
         yield value
-    finally:
-        with anyio.CancelScope(shield=True):
-            await in_thread(manager.__exit__, None, None, None)
 
 
 @contextmanager

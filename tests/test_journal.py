@@ -414,6 +414,32 @@ def test_an_empty_file_is_a_new_journal(tmp_path):
     assert not (tmp_path / "journal.broken").exists()
 
 
+TABLES = ("done", "digests", "ships", "sent", "uploads", "parts", "owed", "parked")
+
+
+@pytest.mark.parametrize("missing", [*((table,) for table in TABLES), TABLES[:4], TABLES])
+def test_a_table_that_is_missing_is_made(tmp_path, missing):
+    """Whichever it is; what the others hold is kept, and nothing is put aside."""
+    journal = Journal(tmp_path)
+    assert {name for (name,) in journal._all("SELECT name FROM sqlite_master WHERE type='table'")} >= set(TABLES)
+    under_way(journal, "chk_8")
+    journal.owe(SCOPE, "chk_8")
+    journal.close()
+    other = sqlite3.connect(journal.path)
+    for table in missing:
+        other.execute(f"DROP TABLE {table}")
+    other.close()
+    again = Journal(tmp_path)
+    assert again.owed(SCOPE) == ([] if "owed" in missing else ["chk_8"])
+    assert again.under_way(SCOPE, "chk_8") == (None if "ships" in missing else SHIP)
+    again.record_part(SCOPE, "chk_8", "k", PART)
+    again.record_done(SCOPE, "chk_8", DONE)
+    assert again.done(SCOPE, "chk_8") == DONE
+    assert again.all_parked(SCOPE) == {}
+    again.close()
+    assert not (tmp_path / "journal.broken").exists()
+
+
 def test_failures_of_the_file_are_errors_of_ours(tmp_path):
     """What SQLite says is told with the journal's path and what may be done; no foreign exception leaves."""
     journal = Journal(tmp_path)

@@ -11,14 +11,17 @@ import pytest
 
 from r2d1.catalog import SqliteCatalog
 from r2d1.courier import AsyncCourier
-from r2d1.documents import decode_head, decode_record
+from r2d1.documents import Head, decode_head, decode_record
 from r2d1.errors import FormatError
 from r2d1.events import Event, Notice, Teller
 from r2d1.fetcher import AsyncFetcher
+from r2d1.finding import Begun, what_was_begun, why_absent, why_no_latest
 from r2d1.gc import GC_AGE_S, collect
+from r2d1.heads import read_record
 from r2d1.keys import CheckpointKeys
+from r2d1.listing import look_at
 from r2d1.maintain import reindex_job, remove, remove_after, verify_target
-from r2d1.objects import BytesSource
+from r2d1.objects import ByteRange, BytesSource, ObjectInfo, Sink
 from r2d1.remote import Remote
 from r2d1.settings import Settings
 from r2d1.sidecar import write_sidecar
@@ -269,3 +272,60 @@ async def test_a_pull_keeps_a_local_checkpoint_that_is_nowhere_else(scene: Scene
     (kept,) = (scene.root / "w" / ".r2d1" / "kept").rglob("model.bin")
     assert kept.read_bytes() == b"seven, not shipped"
     assert any(isinstance(event, Notice) and "epoch 7" in event.text for event in told)
+
+
+class Shrinking(MemoryStore):
+    """A store whose objects go, or are written over, after they were listed."""
+
+    def __init__(self, scene: Scene) -> None:
+        super().__init__(scene.bucket)
+        self.scene = scene
+
+    async def get_range(self, key: str, span: ByteRange, sink: Sink, *, if_match: str | None = None) -> ObjectInfo:
+        if key.endswith("/model.bin"):
+            self.scene.bucket.remove(key)
+        elif key.endswith("/second.bin"):
+            self.scene.bucket.place(key, b"ab")
+        return await super().get_range(key, span, sink, if_match=if_match)
+
+
+async def test_what_goes_while_it_is_verified_is_a_problem(scene: Scene) -> None:
+    """Neither an object that vanishes nor one that is shortened after the listing ends the verification."""
+    folder = scene.root / "w" / "chk_1"
+    folder.mkdir(parents=True)
+    (folder / "second.bin").write_bytes(b"b" * 1000)
+    await scene.ship("chk_1", 1, b"a" * 1000)
+    store = Shrinking(scene)
+    found = await verify_target(Lane(store, TELL), None, named("chk_1"), "r2://x", deep=True)
+    assert found is not None
+    assert [problem.partition(" ")[2][:22] for problem in found.problems] == ["is missing", "was written over meanw"]
+
+
+async def test_a_record_that_gc_took_is_not_under_way(scene: Scene) -> None:
+    """Open with files below it, a ship is under way; once gc has set it to ``taken`` it is given up."""
+    of = CheckpointKeys(JOB, "chk_1")
+    store = MemoryStore(scene.bucket)
+    await orphan(scene)
+    assert await what_was_begun(store, of) is Begun.UNDER_WAY
+    assert await why_no_latest(store, JOB) == "being shipped and not committed yet: chk_1"
+    record = await read_record(store, of, "0123456789ab")
+    assert record is not None
+    scene.bucket.place(of.record("0123456789ab"), record.value.taken().encode())
+    assert await what_was_begun(store, of) is Begun.GIVEN_UP
+    assert await why_no_latest(store, JOB) == ""
+    assert await why_absent(store, None, of, TELL) == "a ship of it was begun and given up"
+    assert await look_at(store, of) is None
+    fence = Head(1, "chk_1", 0, 0.0, "", "", None, deleted=True)
+    scene.bucket.place(of.head, fence.encode())
+    assert await why_absent(store, None, of, TELL) == "a ship of it was begun and given up"
+    scene.bucket.place(of.record("0123456789ab"), record.value.encode())
+    assert await why_no_latest(store, JOB) == "being shipped and not committed yet: chk_1"
+    listed = await look_at(store, of)
+    assert listed is not None and listed.state == "being shipped"
+
+
+async def test_a_record_of_a_newer_r2d1_counts_as_under_way(scene: Scene) -> None:
+    """What cannot be understood is never said to be given up."""
+    of = CheckpointKeys(JOB, "chk_1")
+    scene.bucket.place(of.record("0"), b'{"version":9}')
+    assert await what_was_begun(MemoryStore(scene.bucket), of) is Begun.UNDER_WAY

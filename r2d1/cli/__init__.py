@@ -30,7 +30,7 @@ Exit codes:
   0    done, also when there was nothing to do
   1    failed
   2    configuration or usage
-  3    pull found nothing
+  3    nothing is there (pull, verify, reindex, rm)
   4    stopped with work left; the same command goes on where it stopped
   130  interrupted
 """

@@ -10,10 +10,13 @@ from pathlib import Path
 from r2d1 import keys, remote
 from r2d1.checkpoint import LocalCheckpoint
 from r2d1.cli.ending import Exit, Result
+from r2d1.cli.here import read_journal
 from r2d1.cli.running import Session
 from r2d1.courier.preview import Outlook, Preview, preview, preview_directory
+from r2d1.journal import scope_of
 from r2d1.objects import ObjectStore
 from r2d1.observers import counted, size
+from r2d1.tasks import in_thread
 from r2d1.transfer.lane import Lane
 
 
@@ -21,7 +24,9 @@ async def show_directory(session: Session, directory: Path, job_id: str, *, orde
     """What one scan of a directory would ship."""
     keys.check_job_id(job_id)
     async with _looking(session) as (lane, bucket):
-        return _result(await preview_directory(lane, directory, job_id, ordered=ordered, bucket=bucket))
+        scope = scope_of(lane.store.where, job_id)
+        done = (await in_thread(read_journal, directory.absolute(), scope)).done
+        return _result(await preview_directory(lane, directory, job_id, ordered=ordered, bucket=bucket, done=done))
 
 
 async def show_one(

@@ -45,7 +45,7 @@ _HINTS: tuple[tuple[type[BaseException], str], ...] = (
     (errors.FlushError, "Mend what is named and run the command again; what is in the bucket is not sent again"),
     (errors.CheckpointError, "Mend the folder or its sidecar and run the command again"),
     (errors.MissingObjects, "Pull another checkpoint by name, or ship this one again"),
-    (errors.IntegrityError, "Pull another checkpoint by name, or ship this one again"),
+    (errors.IntegrityError, "`r2d1 rm` it and ship it again, or pull another one by name"),
     (errors.CheckpointGone, "Pull the one that is newest now"),
     (errors.NoSpace, "Free some space, or pull to another disk"),
     (errors.UnsafeDestination, "Look at what lies in the destination, or choose another --dest"),
@@ -89,8 +89,9 @@ def of_error(error: Exception, *, verbose: bool = False, command: str = "") -> R
     if verbose or not is_known:
         traceback.print_exception(error)
     text = str(error) or type(error).__name__
-    hint = getattr(error, "hint", "") if isinstance(error, errors.RemoteError) else ""
-    first, *rest = text.removesuffix(f". {hint}").splitlines()
+    own = getattr(error, "hint", "") if isinstance(error, errors.R2D1Error) else ""
+    hint = own or next((hint for kind, hint in hints if isinstance(error, kind)), _DISK)
+    first, *rest = text.removesuffix(f". {hint}").splitlines()  # what the last line would say once more
     if rest and isinstance(error, errors.ConfigError) and _SECRETS in rest[-1]:
         said = rest.pop()
         hint = said[0].upper() + said[1:]  # the error ends with what the last line would say once more
@@ -101,7 +102,7 @@ def of_error(error: Exception, *, verbose: bool = False, command: str = "") -> R
         code=Exit.USAGE if isinstance(error, _USAGE_ERRORS) else Exit.FAILED,
         details=[first, *rest] if rest else [],
         why=why,
-        hint=hint or next((hint for kind, hint in hints if isinstance(error, kind)), _DISK),
+        hint=hint,
         fields={"error": text},
     )
 

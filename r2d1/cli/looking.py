@@ -6,20 +6,24 @@ import random
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import anyio
 import click
 
-from r2d1 import keys
+from r2d1 import keys, remote
 from r2d1.catalog import Catalog, open_catalog
 from r2d1.cli.common import Common, common_options, examples, job_id_option
-from r2d1.cli.ending import Exit, Result
+from r2d1.cli.ending import Exit, Result, of_error
 from r2d1.cli.running import Session, opened_store, run
 from r2d1.cli.table import age, table
 from r2d1.cli.targets import job_target
-from r2d1.finding import find_latest
+from r2d1.errors import R2D1Error
+from r2d1.events import Teller
+from r2d1.finding import D1_PATIENCE_S, Found, find_latest, why_absent
+from r2d1.keys import CheckpointKeys
 from r2d1.listing import Listed, State, list_checkpoints, list_jobs, look_at
 from r2d1.objects import ObjectStore
 from r2d1.observers import counted, size
@@ -39,8 +43,8 @@ def ls(common: Common, *, uri: str | None) -> None:
     """List the jobs of the bucket, or the checkpoints of a job.
 
     URI is r2://jobs/<id> or r2://jobs/<id>/<name>; without it the jobs. For a job its checkpoints, newest first:
-    name, epoch, age, size and state. Checkpoints of r2d1 0.2 are included and marked. Exits 1 when one is damaged or
-    cannot be read.
+    name, epoch, age, size and state. Checkpoints of r2d1 0.2 are included and marked. Exits 1 when a head cannot be
+    read, or the manifest it names is missing; files are not looked at, `r2d1 verify` compares them.
     """
 
     async def verb(session: Session) -> Result:
@@ -49,8 +53,7 @@ def ls(common: Common, *, uri: str | None) -> None:
             if target is None:
                 return _jobs(await list_jobs(store))
             if isinstance(target, Named):
-                one = await look_at(store, target.of)
-                return _checkpoints([one] if one else [], time.time())
+                return await _one(store, target.of, session.tell)
             return _checkpoints(await list_checkpoints(store, target.job_id), time.time())
 
     run(common, verb)
@@ -62,6 +65,14 @@ async def _bucket(session: Session) -> AsyncIterator[ObjectStore]:
         session.tell.notice("warning", notice)
     async with opened_store(session) as store:
         yield store
+
+
+async def _one(store: ObjectStore, of: CheckpointKeys, tell: Teller) -> Result:
+    one = await look_at(store, of)
+    if one is not None:
+        return _checkpoints([one], time.time())
+    why = await why_absent(store, None, of, tell)
+    return Result((), {"checkpoints": [], "why": why}, "0 checkpoints" + (f": {of.name}: {why}" if why else ""))
 
 
 def _jobs(jobs: Sequence[str]) -> Result:
@@ -114,31 +125,79 @@ class _Newest:
 def status(common: Common, *, directory: Path | None, job_id: str) -> None:
     """Tell the newest checkpoint of a job and what a directory still owes.
 
-    The age of the newest row is the job's heartbeat (without D1: of the newest checkpoint in the bucket). For a
-    watched DIR, its journal tells which ships were begun and not committed, and which rows are owed; what lies there
+    The age of the newest checkpoint is the job's heartbeat: the bucket says which one it is (D1 where only D1's
+    settings are given, or the bucket does not answer). For a watched DIR, its journal tells which ships were begun
+    and not committed, and which rows are owed, its lock whether a courier is at work; what lies there
     and is not shipped is listed with what keeps it: a file that is missing, a link that leaves the folder, what the
-    store said when a courier last tried, or nothing (no watch has tried yet).
+    store said when a courier last tried, or nothing (no watch has tried yet). Exits 1 when the bucket could not be
+    asked, and tells of DIR all the same.
     """
 
     async def verb(session: Session) -> Result:
         keys.check_job_id(job_id)
-        newest = await _newest(session, job_id)
         here = await _look_here(session, directory, job_id) if directory else None
-        return _status(job_id, newest, here, time.time())
+        asked = await _ask(session, job_id)
+        result = _status(job_id, asked, here, time.time())
+        if asked.error is None:
+            return result
+        failed = of_error(asked.error, verbose=common.verbose, command="r2d1 status")
+        return replace(failed, lines=result.lines, fields={**result.fields, **failed.fields})
 
     run(common, verb)
 
 
-async def _newest(session: Session, job_id: str) -> _Newest | None:
-    settings = session.settings
-    if not settings.has_d1 and settings.store_url is None:
-        return await _newest_in_bucket(session, job_id)
-    catalog = open_catalog(settings, tell=session.tell, policy=RetryPolicy(), brake=Brake(random.SystemRandom()))
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the remote ends said of a job; with an ``error`` the bucket could not be asked, and ``newest`` is D1's."""
+
+    source: str = ""
+    newest: _Newest | None = None
+    error: Exception | None = None
+
+
+async def _ask(session: Session, job_id: str) -> _Asked:
+    """The newest checkpoint by the heads of the bucket; by D1's rows where there is no bucket to ask."""
+    if session.settings.has_d1 and session.settings.missing_r2():
+        return await _ask_d1_alone(session, job_id)
+    try:
+        async with remote.opened(session.settings, tell=session.tell, rng=random.SystemRandom()) as ends:
+            try:
+                found = await find_latest(ends.store, ends.catalog, job_id, session.tell)
+            except R2D1Error as exc:
+                return _Asked(newest=await _newest_row_if_told(ends.catalog, job_id, session.tell), error=exc)
+            return _Asked(ends.store.where, _newest_of(found, ends.store.where))
+    except (R2D1Error, OSError) as exc:
+        return _Asked(error=exc)
+
+
+def _newest_of(found: Found | None, source: str) -> _Newest | None:
+    if found is None:
+        return None
+    prefix = found.head.prefix if found.head else found.of.legacy
+    return _Newest(source, found.of.name, found.epoch, found.timestamp, prefix)
+
+
+async def _ask_d1_alone(session: Session, job_id: str) -> _Asked:
+    catalog = open_catalog(
+        session.settings, tell=session.tell, policy=RetryPolicy(), brake=Brake(random.SystemRandom())
+    )
     assert catalog is not None
     try:
-        return await _newest_row(catalog, job_id)
+        return _Asked(catalog.where, await _newest_row(catalog, job_id))
     finally:
         await catalog.aclose()
+
+
+async def _newest_row_if_told(catalog: Catalog | None, job_id: str, tell: Teller) -> _Newest | None:
+    """D1's word, where the bucket has none; that it has none either is told, the bucket's error is the command's."""
+    if catalog is None:
+        return None
+    try:
+        with anyio.fail_after(D1_PATIENCE_S):
+            return await _newest_row(catalog, job_id)
+    except (R2D1Error, TimeoutError) as exc:
+        tell.notice("warning", f"D1 could not be asked for the newest checkpoint: {exc or 'no answer in time'}")
+        return None
 
 
 async def _newest_row(catalog: Catalog, job_id: str) -> _Newest | None:
@@ -147,41 +206,60 @@ async def _newest_row(catalog: Catalog, job_id: str) -> _Newest | None:
     return None
 
 
-async def _newest_in_bucket(session: Session, job_id: str) -> _Newest | None:
-    async with _bucket(session) as store:
-        found = await find_latest(store, None, job_id, session.tell)
-        if found is None:
-            return None
-        prefix = found.head.prefix if found.head else found.of.legacy
-        return _Newest(store.where, found.of.name, found.epoch, found.timestamp, prefix)
-
-
 async def _look_here(session: Session, directory: Path, job_id: str) -> Here:
     from r2d1.cli.here import look_here  # the courier's libraries, which nothing else here needs
 
     return await look_here(session, directory, job_id)
 
 
-def _status(job_id: str, newest: _Newest | None, here: Here | None, now: float) -> Result:
-    lines = [_heartbeat(job_id, newest, now)]
+def _status(job_id: str, asked: _Asked, here: Here | None, now: float) -> Result:
+    newest = asked.newest
+    lines = [_heartbeat(job_id, asked, now)]
     fields: dict[str, object] = {"job_id": job_id, "newest": None}
     if newest is not None:
         fields["newest"] = {**asdict(newest), "age_s": _age_s(newest.timestamp, now)}
     if here is not None:
-        whys = {one.name: one.why or str(one.parked or "ready to be shipped") for one in here.not_shipped}
-        parked = {one.name: asdict(one.parked) for one in here.not_shipped if one.parked}
-        owed = {"rows_owed": here.rows_owed, "ships_under_way": here.ships_under_way, "done": len(here.done)}
-        fields["journal"] = {"directory": str(here.directory), **owed, "not_shipped": whys, "parked": parked}
-        lines.append(f"{here.directory}: {counted(len(here.done), 'checkpoint')} shipped or pulled")
-        lines.append(f"  ships under way: {', '.join(here.ships_under_way) or 'none'}")
-        lines.append(f"  rows owed: {', '.join(here.rows_owed) or 'none'}")
-        lines.append("  not shipped:" if whys else "  not shipped: none")
-        lines += [f"    {name}: {why}" for name, why in whys.items()]
-    return Result(lines, fields, "no checkpoint yet" if newest is None else f"asked {newest.source}")
+        fields["journal"] = _fields_here(here)
+        lines += _lines_here(here)
+    return Result(lines, fields, f"asked {asked.source}" if newest else "no checkpoint yet")
 
 
-def _heartbeat(job_id: str, newest: _Newest | None, now: float) -> str:
+def _whys(here: Here) -> dict[str, str]:
+    return {one.name: one.why or str(one.parked or "ready to be shipped") for one in here.not_shipped}
+
+
+def _fields_here(here: Here) -> dict[str, object]:
+    holder = here.holder
+    return {
+        "directory": str(here.directory),
+        "rows_owed": here.rows_owed,
+        "ships_under_way": here.ships_under_way,
+        "done": len(here.done),
+        "courier": {"is_held": holder.is_held, "pid": holder.pid, "by": holder.by},
+        "not_shipped": _whys(here),
+        "parked": {one.name: asdict(one.parked) for one in here.not_shipped if one.parked},
+    }
+
+
+def _lines_here(here: Here) -> list[str]:
+    whys = _whys(here)
+    under_way = ", ".join(here.ships_under_way) or "none"
+    if here.ships_under_way and here.holder.is_held is False:
+        under_way += " (begun and left; the next courier goes on with it)"
+    known = f"the journal knows {counted(len(here.done), 'checkpoint')} as shipped or pulled"
+    return [
+        f"{here.directory}: {known} (`r2d1 ls` tells which the bucket has now)",
+        f"  courier: {here.holder}",
+        f"  ships under way: {under_way}",
+        f"  rows owed: {', '.join(here.rows_owed) or 'none'}",
+        "  not shipped:" if whys else "  not shipped: none",
+        *(f"    {name}: {why}" for name, why in whys.items()),
+    ]
+
+
+def _heartbeat(job_id: str, asked: _Asked, now: float) -> str:
+    newest = asked.newest
     if newest is None:
-        return f"{job_id}: no checkpoint yet"
-    ago = age(now - newest.timestamp)
-    return f"{job_id}: newest is {newest.name}, epoch {newest.epoch}, {ago} ago"
+        return f"{job_id}: {'the newest checkpoint cannot be told' if asked.error else 'no checkpoint yet'}"
+    said = f"newest is {newest.name}, epoch {newest.epoch}, {age(now - newest.timestamp)} ago"
+    return f"{job_id}: {said} by D1's rows; the bucket could not be asked" if asked.error else f"{job_id}: {said}"

@@ -15,10 +15,8 @@ from r2d1.cli.ending import Exit, Result
 from r2d1.cli.running import Session, run
 from r2d1.cli.targets import job_target
 from r2d1.errors import UriError
-from r2d1.finding import why_absent
+from r2d1.finding import is_job_known, why_absent, why_no_latest
 from r2d1.gc import GC_AGE_S, Garbage, collect
-from r2d1.heads import read_head
-from r2d1.keys import CheckpointKeys
 from r2d1.maintain import Removed, Verified, reindex_job, remove, remove_after, verify_target
 from r2d1.observers import counted, size
 from r2d1.remote import Remote
@@ -60,7 +58,10 @@ async def _verify(session: Session, target: Latest | Named, uri: str, *, deep: b
         verified = await verify_target(lane, ends.catalog, target, uri, deep=deep)
         if verified is not None:
             return _verified(verified)
-        known = await why_absent(lane.store, ends.catalog, target.of, session.tell) if isinstance(target, Named) else ""
+        if isinstance(target, Named):
+            known = await why_absent(lane.store, ends.catalog, target.of, session.tell)
+        else:
+            known = await why_no_latest(lane.store, target.job_id)
     why = f"nothing is there: {uri}" + (f": {known}" if known else "")
     fields = {"found": False, "uri": uri, "why": known}
     return Result((), fields, code=Exit.NOTHING, why=why, hint="`r2d1 ls` lists what is there")
@@ -85,7 +86,7 @@ def reindex(common: Common, *, uri: str) -> None:
     """Rebuild a job's D1 rows and hints from the bucket.
 
     URI is r2://jobs/<id>. The heads in the bucket alone say what exists; rows and hints that tell of them are written
-    anew.
+    anew. Exits 3 when the bucket knows nothing of the job.
     """
 
     async def verb(session: Session) -> Result:
@@ -94,11 +95,18 @@ def reindex(common: Common, *, uri: str) -> None:
             raise UriError(f"{uri!a} is one checkpoint; a whole job is reindexed: r2://jobs/<id>")
         async with _ends(session) as (ends, _):
             done = await reindex_job(ends, target.job_id, session.tell)
+            if not done.heads and not await is_job_known(ends.store, target.job_id):
+                return _unknown(ends, target.job_id, asdict(done))
         counts = f"{counted(done.heads, 'head')} read, {counted(done.rows, 'row')} written"
         text = f"{counts}, {counted(done.hints, 'hint')} put back"
         return Result([text], asdict(done), f"{target.job_id} is reindexed")
 
     run(common, verb)
+
+
+def _unknown(ends: Remote, job_id: str, fields: dict[str, object]) -> Result:
+    why = f"nothing is known of job {job_id!a} in {ends.store.where}"
+    return Result((), {"found": False, **fields}, code=Exit.NOTHING, why=why, hint="`r2d1 ls` lists the jobs")
 
 
 @click.command(epilog=examples("r2d1 rm r2://jobs/my_run/chk_0042", "r2d1 rm r2://jobs/my_run --after 41"))
@@ -111,7 +119,7 @@ def rm(common: Common, *, uri: str, after: int | None) -> None:
     URI is r2://jobs/<id>/<name>, or with --after r2://jobs/<id>. The end is every checkpoint of an epoch above
     --after. The head is marked first, so that readers see it gone at once; a call that was cut is simply made again.
     Local files are not touched (`r2d1 ship` sends one again, `watch` does not as long as it is unchanged), and
-    checkpoints of r2d1 0.2 never deleted.
+    checkpoints of r2d1 0.2 never deleted. Exits 3 when the bucket knows nothing of the job.
     """
 
     async def verb(session: Session) -> Result:
@@ -121,24 +129,28 @@ def rm(common: Common, *, uri: str, after: int | None) -> None:
         async with _ends(session) as (ends, rng):
             if isinstance(target, Job):
                 assert after is not None
-                return _removed(await remove_after(ends, target.job_id, after, rng))
-            return await _remove_one(ends, target.of, rng)
+                removed = await remove_after(ends, target.job_id, after, rng)
+            else:
+                one = await remove(ends, target.of, rng)  # also of what is gone: an earlier call may have been cut
+                removed = [one] if one else []
+            job_id = target.job_id if isinstance(target, Job) else target.of.job_id
+            if not removed and not await is_job_known(ends.store, job_id):
+                return _unknown(ends, job_id, {"removed": []})
+        return _removed(removed)
 
     run(common, verb)
 
 
-async def _remove_one(ends: Remote, of: CheckpointKeys, rng: random.Random) -> Result:
-    stored = await read_head(ends.store, of)
-    removed = await remove(ends, of, rng)  # also of what is gone: an earlier call may have been cut
-    if removed is not None and stored is not None and stored.value.deleted:
-        return Result((), {"removed": []}, f"nothing to delete: {of.name} was deleted before")
-    return _removed([removed] if removed else [])
-
-
 def _removed(removed: list[Removed]) -> Result:
-    fields = {"removed": [asdict(one) for one in removed]}
-    lines = [f"{one.name} (epoch {one.epoch})" for one in removed]
-    return Result(lines, fields, f"{counted(len(removed), 'checkpoint')} deleted" if removed else "nothing to delete")
+    done = [one for one in removed if one.had_rest]
+    fields = {"removed": [asdict(one) for one in done]}
+    lines = [f"{one.name} (epoch {one.epoch})" for one in done]
+    if removed and not done:
+        return Result(lines, fields, f"nothing to delete: {removed[0].name} was deleted before")
+    finished = sum(one.was_marked for one in done)
+    told = [f"{counted(len(done) - finished, 'checkpoint')} deleted"] if len(done) > finished else []
+    told += [f"the deletion of {counted(finished, 'checkpoint')} that was begun before is finished"] if finished else []
+    return Result(lines, fields, ", ".join(told) or "nothing to delete")
 
 
 @click.command(epilog=examples("r2d1 gc r2://jobs/my_run", "r2d1 gc r2://jobs/my_run --delete"))
@@ -173,7 +185,10 @@ def gc(common: Common, *, uri: str, delete: bool, age_days: float) -> None:
 
 def _garbage(found: Garbage, *, delete: bool) -> Result:
     lines = [*found.ships, *found.hints, *found.uploads, *(f"left alone: {why}" for why in found.skipped)]
-    count = counted(len(found.ships) + len(found.hints) + len(found.uploads), "piece") + " of garbage"
+    pieces = len(found.ships) + len(found.hints) + len(found.uploads)
+    if not pieces:
+        return Result(lines, asdict(found), "no garbage found")
+    count = counted(pieces, "piece") + " of garbage"
     if delete:
         return Result(lines, asdict(found), f"{count} found, {len(found.deleted)} deleted")
     return Result(lines, asdict(found), f"{count} found; --delete takes it away")

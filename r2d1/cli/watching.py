@@ -43,6 +43,9 @@ class _Plan:
     grace: float
     settle_timeout: float
     force_polling: bool
+    newest_first: bool
+    keep_local: int | None
+    snapshot: str | None
     ordered: bool
 
 
@@ -59,6 +62,7 @@ class _End:
     epilog=examples(
         "r2d1 watch ./checkpoints --job-id my_run",
         "r2d1 watch ./checkpoints --job-id my_run --poll-every 5 --grace 120",
+        "r2d1 watch ./checkpoints --job-id my_run --keep-local 3 --snapshot hardlink",
         "r2d1 watch ./checkpoints --job-id my_run --once",
         "r2d1 watch ./checkpoints --job-id my_run --once --dry-run",
     )
@@ -71,6 +75,18 @@ class _End:
 @seconds_option("--grace", 30, "How long the first SIGINT or SIGTERM lets it finish.")
 @seconds_option("--settle-timeout", 60, "How long a checkpoint may lack a file that its sidecar lists.")
 @click.option("--force-polling", is_flag=True, help="Use no file system events (network file systems).")
+@click.option("--newest-first", is_flag=True, help="For links that cannot keep up: the newest goes first.")
+@click.option(
+    "--keep-local",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Delete all but the newest N from DIR once the bucket holds them.  [default: keep all]",
+)
+@click.option(
+    "--snapshot",
+    type=click.Choice(["hardlink"]),
+    help="Pin the files of a checkpoint while it is shipped, against the trainer's rotation.",
+)
 @unordered_option
 @common_options
 @transfer_options
@@ -122,6 +138,9 @@ async def _watch_and_flush(courier: AsyncCourier, session: Session, plan: _Plan,
         ordered=plan.ordered,
         settle_timeout=plan.settle_timeout,
         force_polling=plan.force_polling,
+        newest_first=plan.newest_first,
+        keep_local=plan.keep_local,
+        snapshot=plan.snapshot,
     )
     end.is_scanned = True
     if not plan.once:

@@ -20,7 +20,7 @@ from r2d1.courier import standing
 from r2d1.courier.deliver import Delivery, deliver
 from r2d1.courier.folder import Folder, Phase, WatchOptions
 from r2d1.courier.follow import Following
-from r2d1.courier.looking import until_ready
+from r2d1.courier.looking import OUTDATED, until_ready
 from r2d1.courier.payer import Payer
 from r2d1.courier.report import Shipped, ShipReport, Status
 from r2d1.courier.shipyard import Shipyard, journal_of
@@ -46,6 +46,7 @@ __all__ = ["AsyncCourier", "ShipReport", "Shipped", "Status"]
 _CHECKPOINTS_AT_ONCE = 4
 #: How long a flush waits for rows once everything is in the bucket.
 _ROWS_PATIENCE_S = 10.0
+_ROOM_PATIENCE_S = 30.0
 _REMEMBERED = 1000
 
 
@@ -218,7 +219,8 @@ class AsyncCourier:
             newest_first: for links that cannot keep up: the newest checkpoint goes first, what it passes is listed
                 and shipped when there is time.
             keep_local: delete local checkpoints beyond the newest ``keep_local``, each only after its manifest was
-                read back from the bucket; never one that was pulled to resume from.
+                read back from the bucket and all its objects were seen there; never one that was pulled to resume
+                from.
             snapshot: ``"hardlink"`` pins the files of a checkpoint while it is shipped, so that the trainer's
                 rotation cannot take them away.
 
@@ -243,6 +245,8 @@ class AsyncCourier:
     async def flush(self, timeout: float | None = 300) -> ShipReport:
         """Scan once more, then wait until everything with a sidecar is in the bucket. Rows get ten seconds more.
 
+        Where ``keep_local`` asks for room on the disk, it has been made, unless that takes half a minute.
+
         ``timeout`` is seconds, None waits for ever. Raises ``FlushError`` naming the checkpoints that failed;
         ``FlushTimeout`` (also a ``TimeoutError``) when time ran out: the work goes on and can be resumed.
         """
@@ -254,6 +258,8 @@ class AsyncCourier:
                     if folder.journal is not None:
                         await folder.scan(retry=True)
                 await self._until(lambda: not standing.unfinished(self._folders))
+                with anyio.move_on_after(_ROOM_PATIENCE_S):
+                    await self._until(lambda: not any(folder.is_crowded for folder in self._folders))
                 self._tell_bare()
                 await self._try_rows()
         except TimeoutError:
@@ -306,6 +312,8 @@ class AsyncCourier:
         async with folder.opened():
             while True:
                 local = await until_ready(self._lane, folder_path, ordered=ordered, timeout=settle_timeout)
+                if await in_thread(journal_of(folder).is_outdated, folder.scope, local.name, local):
+                    raise CheckpointError(f"{folder_path}: {OUTDATED}")
                 delivery = Delivery(
                     self._lane, journal_of(folder), folder.scope, self._keys(folder, local.name), local, self._rng
                 )

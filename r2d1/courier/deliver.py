@@ -38,8 +38,7 @@ from r2d1.heads import (
     put_manifest,
     read_head,
     read_manifest,
-    was_ours,
-    wipe,
+    withdraw,
 )
 from r2d1.journal import Done, Journal, Sent, StoredPart, StoredUpload, UnderWay, state_of
 from r2d1.keys import FIRST_SHIP, CheckpointKeys, check_key
@@ -67,6 +66,7 @@ class Delivery:
     rng: random.Random
     is_pinned: bool = False  # links move ctime: the state is told without it, and files sent before are hashed again
     sent_bytes: int = 0
+    may_commit: bool = False  # somebody may have sent a head for the ship under way: we, or who began it before us
     state: str = field(init=False)
     started: float = field(init=False)
 
@@ -153,7 +153,7 @@ async def _claim(job: Delivery, *, is_first: bool) -> Ship:
     """
     known = await in_thread(job.journal.under_way, job.scope, job.of.name)
     if known is not None:
-        ship = Ship(job.of, known.ship, known.owner)
+        ship, job.may_commit = Ship(job.of, known.ship, known.owner), True
         if known.state == job.state and await claim(job.store, ship, _record(ship), job.rng):
             await _sweep(job, ship)
             return ship
@@ -161,6 +161,7 @@ async def _claim(job: Delivery, *, is_first: bool) -> Ship:
     for name in [FIRST_SHIP] * is_first + [f"{job.rng.getrandbits(48):012x}" for _ in range(2)]:
         ship = Ship(job.of, name, f"{job.rng.getrandbits(128):032x}")
         await in_thread(job.journal.begin_ship, job.scope, job.of.name, UnderWay(name, ship.owner, job.state))
+        job.may_commit = False
         if await claim(job.store, ship, _record(ship), job.rng):
             return ship
     raise ShipLost(f"{job.of.name}: no ship could be claimed")
@@ -234,6 +235,7 @@ async def _check_same(job: Delivery, manifest: Manifest) -> None:
                 break
     if doubtful is None:
         raise Superseded(f"{job.local.folder}: changed while it was being shipped")
+    job.may_commit = True
 
 
 async def _sweep(job: Delivery, ship: Ship) -> None:
@@ -258,6 +260,7 @@ async def _drop_under_way(job: Delivery, head: Head) -> None:
     """Somebody else committed the same files: what was begun here for them is not needed any more."""
     known = await in_thread(job.journal.under_way, job.scope, job.of.name)
     if known is not None and not head.names((ship := Ship(job.of, known.ship, known.owner)).prefix):
+        job.may_commit = True
         await _abandon(job, ship)
 
 
@@ -271,17 +274,13 @@ async def _abandon(job: Delivery, ship: Ship) -> None:
     for upload in await in_thread(job.journal.uploads, job.scope, job.of.name):
         await job.store.abort_upload(upload.key, upload.upload_id)
     await in_thread(job.journal.forget_uploads, job.scope, job.of.name)
-    if await was_ours(job.store, ship):
-        await _sweep(job, ship)
-        stored = await read_head(job.store, job.of)
-        if stored is None or not stored.value.names(ship.prefix):
-            await wipe(job.store, job.of, ship.prefix)
+    await withdraw(job.store, ship, job.rng, may_commit=job.may_commit)
     await in_thread(job.journal.end_ship, job.scope, job.of.name)
 
 
 async def _note_done(job: Delivery, head: Head, *, is_new: bool) -> Shipped:
     done = Done(job.state, head.epoch, head.prefix, head.manifest, "shipped")
-    await in_thread(job.journal.record_done, job.scope, job.of.name, done)
+    await in_thread(job.journal.record_done, job.scope, job.of.name, done, job.local)
     seconds = anyio.current_time() - job.started
     shipped = Shipped(
         job.of.job_id, job.of.name, head.epoch, head.prefix, job.local.total_bytes, job.sent_bytes, seconds, is_new

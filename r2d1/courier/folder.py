@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import ExitStack, asynccontextmanager, closing
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -13,16 +13,18 @@ from pathlib import Path
 import anyio
 
 from r2d1.checkpoint import Identity, LocalCheckpoint, Wait
-from r2d1.courier.looking import Seen, is_ours, look_at, settle
+from r2d1.courier.deleting import finish_deletions
+from r2d1.courier.looking import OUTDATED, Seen, is_ours, look_at, settle
 from r2d1.courier.snapshot import snapshots, take_up
 from r2d1.errors import CheckpointError, FormatError, NameRefused, R2D1Error
 from r2d1.events import ShipFailed, Teller
 from r2d1.journal import Journal, Parked, state_of
 from r2d1.localstate import held, state_directory
-from r2d1.tasks import in_thread
+from r2d1.tasks import acquired, in_thread
 from r2d1.transfer.lane import Lane
 
 _MOST_FAILURES = 1000  # failed checkpoints that are remembered after they were deleted
+_HURRY_S = 30.0  # most seconds until a refused checkpoint is tried again after another one was taken
 _MOST_GONE = 1000  # shipped ones that the journal remembers after they were deleted
 
 
@@ -85,14 +87,17 @@ class Entry:
 
 @dataclass(slots=True)
 class Folder:
-    """The state of one watched directory. ``enqueue`` is called for each checkpoint that may be shipped."""
+    """The state of one watched directory. ``enqueue`` is called with what may be shipped.
+
+    ``is_crowded``: there may be more local checkpoints than ``keep_local``, and nobody has looked yet.
+    """
 
     path: Path
     job_id: str
     scope: str
     options: WatchOptions
     lane: Lane
-    enqueue: Callable[[Folder, Entry], None]
+    enqueue: Callable[[Folder, Sequence[Entry]], None]
     changed: Callable[[], None]
     journal: Journal | None = None
     entries: dict[str, Entry] = field(default_factory=dict)
@@ -104,6 +109,10 @@ class Folder:
     wake: anyio.Event = field(default_factory=anyio.Event)
     scanning: anyio.Lock = field(default_factory=anyio.Lock)
     pinning: anyio.Lock = field(default_factory=anyio.Lock)  # held while anything is linked or put back
+    is_crowded: bool = False
+    crowd: anyio.Event = field(default_factory=anyio.Event)
+    kept: dict[str, str] = field(default_factory=dict)  # by name, the states that the bucket does not hold
+    _held_back: list[Entry] = field(default_factory=list)
 
     @property
     def tell(self) -> Teller:
@@ -113,19 +122,20 @@ class Folder:
     async def opened(self) -> AsyncIterator[Journal]:
         """Hold the directory's lock and journal; ``LockHeld`` when another courier on this host has it."""
         where, wal = await in_thread(state_directory, self.path)
-        journal = await in_thread(lambda: Journal(where, wal=wal))
-        with closing(journal), ExitStack() as lock:  # freed at once, come what may: by the kernel if need be
-            await in_thread(lock.enter_context, held(where / "courier.lock", f"the directory {self.path}"))
-            self.journal = journal
-            try:
-                await self._take_up(journal, is_start=True)
-                await in_thread(self._forget_gone, journal)
-                self.parked = await in_thread(journal.all_parked, self.scope)
-                yield journal
-            finally:
-                self.journal = None
-                with anyio.CancelScope(shield=True):
-                    await in_thread(journal.close)
+        async with acquired(lambda: Journal(where, wal=wal), Journal.close) as journal:
+            with ExitStack() as lock:  # freed at once, come what may: by the kernel if need be
+                await in_thread(lock.enter_context, held(where / "courier.lock", f"the directory {self.path}"))
+                self.journal = journal
+                try:
+                    await in_thread(finish_deletions, self.path)
+                    await self._take_up(journal, is_start=True)
+                    await in_thread(self._forget_gone, journal)
+                    self.parked = await in_thread(journal.all_parked, self.scope)
+                    yield journal
+                finally:
+                    self.journal, self.is_crowded = None, False
+                    with anyio.CancelScope(shield=True):
+                        await in_thread(journal.close)  # before the next one gets the lock
 
     async def _take_up(self, journal: Journal, *, is_start: bool) -> None:
         """Put back what rotation took away while it was pinned and has not been shipped."""
@@ -152,8 +162,11 @@ class Folder:
             self.root, self.bare = look.root, look.bare
             if self._forget_missing({seen.stem for seen in look.seen}):
                 await in_thread(self._forget_gone, self.journal)
-            for seen in look.seen:
-                await self._consider(seen, retry=retry)
+            try:
+                for seen in look.seen:
+                    await self._consider(seen, retry=retry)
+            finally:
+                self._let_go()
             if self.parked:
                 here = {entry.name for seen in look.seen if (entry := self.entries.get(seen.stem)) is not None}
                 await self._unpark(self.parked.keys() - here)
@@ -246,8 +259,19 @@ class Folder:
             entry.phase, entry.why = Phase.DONE, ""
             await self._unpark({local.name} & self.parked.keys())
             return
+        if await in_thread(self.journal.is_outdated, self.scope, local.name, local):
+            self._wait(entry, Wait(OUTDATED, is_stale=True))
+            return
         entry.phase, entry.why = Phase.QUEUED, ""
-        self.enqueue(self, entry)
+        if self.options.newest_first:
+            self._held_back.append(entry)  # which one is the newest is known when all were looked at
+        else:
+            self.enqueue(self, [entry])
+
+    def _let_go(self) -> None:
+        entries, self._held_back = self._held_back, []
+        if entries:
+            self.enqueue(self, entries)
 
     def _wait(self, entry: Entry, wait: Wait) -> None:
         """Look again soon; after ``settle_timeout`` it has failed, or is left to its next sidecar."""
@@ -313,7 +337,22 @@ class Folder:
             entry.phase, entry.next_look = Phase.WAITING, 0.0
         if self.heads is not None:
             self.heads |= {entry.name}
+        self._hurry_parked()
+        self.want_room()
         self.changed()
+
+    def _hurry_parked(self) -> None:
+        """The store has taken one: what it refused for long may go well now."""
+        soon = anyio.current_time() + _HURRY_S
+        for entry in self.entries.values():
+            if entry.phase is Phase.PARKED:
+                entry.next_look = min(entry.next_look, soon)
+
+    def want_room(self) -> None:
+        """Have room made, where ``keep_local`` asks for it."""
+        if self.options.keep_local is not None and self.journal is not None:
+            self.is_crowded = True
+            self.crowd.set()
 
     def next_look(self) -> float:
         """Seconds until something must be looked at again, whatever events come."""

@@ -11,6 +11,7 @@ import anyio.abc
 
 from r2d1.courier.folder import Folder
 from r2d1.courier.payer import Payer
+from r2d1.courier.room import keep_room
 from r2d1.courier.watch import EventSource, backend_of, scan_forever, until_there
 from r2d1.errors import R2D1Error, RemoteError
 from r2d1.events import WatchStarted
@@ -18,6 +19,7 @@ from r2d1.heads import list_heads
 from r2d1.tasks import in_thread, one_error
 
 _LIST_HEADS_PATIENCE_S = 15.0
+_SILENT = f"no answer within {_LIST_HEADS_PATIENCE_S:g} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,10 @@ class Following:
                 if self.payer is not None:
                     tasks.start_soon(self.payer.reconcile, folder, names)
                 folder.tell(WatchStarted(str(folder.path), folder.job_id, backend, folder.options.poll_every))
+                if (keep := folder.options.keep_local) is not None:
+                    tasks.start_soon(keep_room, folder, keep)
                 is_there = await folder.scan()
+                folder.want_room()
                 if task_status is not None:
                     task_status.started()
                 if is_there:
@@ -87,7 +92,7 @@ class Following:
             if isinstance(error, RemoteError) and not error.transient:
                 raise
             folder.tell.notice(
-                "warning", f"the heads of {folder.job_id!a} could not be listed, going on without: {error}"
+                "warning", f"the heads of {folder.job_id!a} could not be listed, going on without: {error or _SILENT}"
             )
             return []
         folder.heads = frozenset(names)

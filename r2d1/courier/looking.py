@@ -23,6 +23,8 @@ _NAMED = ("chk_", "slot_")
 #: How often a checkpoint that is not complete is looked at, and how often what it lacks is told anew if it changes.
 _LOOK_EVERY_S, _TELL_EVERY_S = 0.2, 10.0
 _WAY_OUT = "if it is whole, write the sidecar again, or use --unordered, in Python ordered=False"
+#: Of a sidecar that is known to belong to other files.
+OUTDATED = "the sidecar is the one of what was shipped before, and the files changed; if they are whole, write it again"
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ class Outlook(StrEnum):
 
     SHIP = "would be shipped"
     THERE = "is in the bucket already"
+    DELETED = "was deleted from the bucket since it was shipped, and is left alone"
     WAIT = "would wait"
     FAIL = "would fail"
     IGNORED = "would be ignored"
@@ -57,14 +58,24 @@ class Preview:
 
 
 async def preview_directory(
-    lane: Lane, directory: Path, job_id: str, *, ordered: bool = True, bucket: ObjectStore | None = None
+    lane: Lane,
+    directory: Path,
+    job_id: str,
+    *,
+    ordered: bool = True,
+    bucket: ObjectStore | None = None,
+    done: Mapping[str, Done] = MappingProxyType({}),
 ) -> list[Preview]:
-    """Preview every pair of a directory, oldest sidecar first. ``bucket`` is asked what it has already, if given."""
+    """Preview what a watch would do with every pair of a directory, oldest sidecar first.
+
+    ``bucket`` is asked what it has already, if given. What the journal calls ``done`` in its present state a watch
+    leaves alone, as long as the bucket has a head of it, be it one that says that it was deleted.
+    """
     look = await in_thread(look_at, directory, limiter=lane.disk)
     if look is None:
         raise CheckpointError(f"{directory}: no such directory")
     found = [
-        await preview(lane, directory / seen.stem, job_id, ordered=ordered, bucket=bucket)
+        await preview(lane, directory / seen.stem, job_id, ordered=ordered, bucket=bucket, done=done)
         if await in_thread(is_ours, directory, seen.stem, limiter=lane.disk)
         else Preview(directory / seen.stem, seen.stem, Outlook.IGNORED, "not a checkpoint by name or JSON")
         for seen in look.seen
@@ -120,10 +131,12 @@ async def preview(
     bucket: ObjectStore | None = None,
     drafted: LocalCheckpoint | None = None,
     parked: Mapping[str, Parked] = MappingProxyType({}),
+    done: Mapping[str, Done] = MappingProxyType({}),
 ) -> Preview:
     """Preview one checkpoint; ``drafted`` is its state with a sidecar that is still to be written.
 
-    ``parked`` says what a courier could not ship, and why.
+    ``parked`` says what a courier could not ship, and why; ``done`` what a watch need not look at again (`ship`
+    asks the bucket all the same).
     """
     try:
         if drafted is None:
@@ -136,15 +149,36 @@ async def preview(
         return Preview(folder, folder.name, Outlook.FAIL, str(exc))
     if isinstance(verdict, Wait):
         return _described(local, Outlook.WAIT, verdict.reason)
-    if why := await in_thread(_why_unreadable, local, limiter=lane.disk):
-        return _described(local, Outlook.FAIL, why)
     try:
-        found = await _compared(lane, bucket, CheckpointKeys(job_id, local.name), local)
+        found = await _looked_up(lane, bucket, CheckpointKeys(job_id, local.name), local, done)
     except NameRefused as exc:
         return _described(local, Outlook.FAIL, str(exc))
     known = parked.get(local.name)
     is_parked = found.outlook is Outlook.SHIP and known is not None and known.state == state_of(local, ctime=False)
     return replace(found, parked=known) if is_parked else found
+
+
+async def _looked_up(
+    lane: Lane, bucket: ObjectStore | None, of: CheckpointKeys, local: LocalCheckpoint, done: Mapping[str, Done]
+) -> Preview:
+    if (outlook := await _settled_before(bucket, of, local, done)) is not None:
+        return _described(local, outlook)
+    if why := await in_thread(_why_unreadable, local, limiter=lane.disk):
+        return _described(local, Outlook.FAIL, why)
+    return await _compared(lane, bucket, of, local)
+
+
+async def _settled_before(
+    bucket: ObjectStore | None, of: CheckpointKeys, local: LocalCheckpoint, done: Mapping[str, Done]
+) -> Outlook | None:
+    """The courier's own rule (``Folder._ready``): done in this state, and the bucket has a head of this name."""
+    known = done.get(local.name)
+    if bucket is None or known is None or known.state != state_of(local):
+        return None
+    stored = await read_head(bucket, of)
+    if stored is None:
+        return None
+    return Outlook.DELETED if stored.value.deleted else Outlook.THERE
 
 
 def _why_unreadable(local: LocalCheckpoint) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -15,7 +15,6 @@ from r2d1.courier.deliver import Delivery, deliver
 from r2d1.courier.folder import Entry, Folder, Phase
 from r2d1.courier.payer import Payer
 from r2d1.courier.report import Shipped
-from r2d1.courier.room import make_room
 from r2d1.courier.snapshot import let_go, pin, record_original, unpin
 from r2d1.errors import CheckpointError, Closed, FormatError, NameRefused, R2D1Error, RemoteError, Superseded
 from r2d1.events import Teller, log
@@ -27,6 +26,7 @@ from r2d1.transfer.lane import Lane
 
 _PARK_S, _LONGEST_PARK_S = 30.0, 900.0
 _REMEMBERED = 1000
+_TOLD = 20  # names in one notice
 
 
 @dataclass(slots=True)
@@ -47,14 +47,15 @@ class Shipyard:
     def tell(self) -> Teller:
         return self.lane.tell
 
-    def enqueue(self, folder: Folder, entry: Entry) -> None:
-        """Have a checkpoint shipped in its turn."""
-        self.queue.append((folder, entry))
+    def enqueue(self, folder: Folder, entries: Sequence[Entry]) -> None:
+        """Have checkpoints shipped in their turn; ``status`` lists what waits."""
+        self.queue.extend((folder, entry) for entry in entries)
         self.queue.sort(key=_turn)
-        if folder.options.newest_first and (
-            passed := [e.name for f, e in self.queue if f is folder and e is not entry]
-        ):
-            self.tell.notice("info", f"{entry.name}: goes first; waiting behind it: {', '.join(passed)}")
+        if folder.options.newest_first:
+            first, *passed = [entry.name for of, entry in self.queue if of is folder]
+            if passed:
+                names = ", ".join(passed[:_TOLD]) + (f" and {len(passed) - _TOLD} more" if passed[_TOLD:] else "")
+                self.tell.notice("info", f"{first}: goes first; waiting behind it: {names}")
         self._work.set()
         self.changed()
 
@@ -98,7 +99,6 @@ class Shipyard:
                 await self.payer.owe(folder, shipped.name, manifest, shipped.prefix)
             self.note(shipped)
             folder.done(entry)
-            await self._make_room(folder)
 
     async def _deliver(self, folder: Folder, entry: Entry) -> tuple[Shipped, Manifest | None]:
         local = entry.local
@@ -117,17 +117,6 @@ class Shipyard:
         await in_thread(unpin, pinned.folder)
         await in_thread(record_original, journal, folder.scope, of.name, local, pinned)
         return result
-
-    async def _make_room(self, folder: Folder) -> None:
-        if folder.options.keep_local is None:
-            return
-        try:
-            gone = await make_room(folder, folder.options.keep_local)
-        except (R2D1Error, OSError) as exc:
-            self.tell.notice("warning", f"{folder.path}: no room was made, everything is kept: {exc}")
-            return
-        if gone:
-            self.tell.notice("info", f"{folder.path}: deleted after shipping: {', '.join(gone)}")
 
     def note(self, shipped: Shipped) -> None:
         """Count a checkpoint that the bucket has."""

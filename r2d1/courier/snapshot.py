@@ -198,7 +198,8 @@ def record_original(
     except (CheckpointError, FormatError, NameRefused):
         return  # rotated away meanwhile: nothing to remember
     if done is not None and _is_same(now, pinned):
-        journal.record_done(scope, name, Done(state_of(now), done.epoch, done.prefix, done.manifest, done.origin))
+        again = Done(state_of(now), done.epoch, done.prefix, done.manifest, done.origin)
+        journal.record_done(scope, name, again, now)
 
 
 def _is_same(now: LocalCheckpoint, pinned: LocalCheckpoint) -> bool:

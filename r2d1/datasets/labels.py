@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-
-import anyio
 
 from r2d1.datasets.background import run_to_end
 from r2d1.datasets.fields import DocumentError, Fields, load_object
@@ -40,7 +37,7 @@ from r2d1.events import Observer, Teller
 from r2d1.objects import ObjectStore
 from r2d1.setting_rules import MAX_PART_SIZE
 from r2d1.settings import Settings
-from r2d1.tasks import in_thread, run_bounded
+from r2d1.tasks import acquired, in_thread, run_bounded
 
 #: Most bytes of an earlier index that are read.
 _MAX_INDEX = 512 << 20
@@ -151,7 +148,11 @@ async def publish_labels_async(
     for file in files:
         join_key(below, file.path)  # one that will not do shows now
     moved = Moved("publish labels", sum(file.identity.size for file in files), on_progress)
-    async with opened_store(settings, store, tell) as bucket, _journal(root) as journal, moved.telling():
+    async with (
+        opened_store(settings, store, tell) as bucket,
+        acquired(HashJournal, HashJournal.close, root) as journal,
+        moved.telling(),
+    ):
         before = await _index_before(bucket, join_key(below, INDEX_NAME), tell)
         await _require_no_set(bucket, join_key(below, MANIFEST_NAME), before)
         await give_up_left(bucket, journal.path.parent, tell)
@@ -194,16 +195,6 @@ def publish_labels(
             multipart_above=multipart_above,
         )
     )
-
-
-@asynccontextmanager
-async def _journal(root: Path) -> AsyncIterator[HashJournal]:
-    journal = await in_thread(HashJournal, root)
-    try:
-        yield journal
-    finally:
-        with anyio.CancelScope(shield=True):
-            await in_thread(journal.close)
 
 
 async def _index_before(store: ObjectStore, key: str, tell: Teller) -> Mapping[str, object]:

@@ -15,7 +15,7 @@ from r2d1.errors import R2D1Error, RemoteUnavailable, UploadNotFound
 from r2d1.events import Teller
 from r2d1.manifest import plan_part_size
 from r2d1.objects import Attributes, BodyCheck, ObjectStore, Part
-from r2d1.tasks import in_thread, one_error
+from r2d1.tasks import acquired, in_thread, one_error
 from r2d1.transfer.files import SliceHashes, SliceSource
 from r2d1.transfer.plan import plan_ranges
 
@@ -58,12 +58,9 @@ async def send_in_parts(
 
 @asynccontextmanager
 async def _opened(file: LabelFile) -> AsyncIterator[int]:
-    handle = await in_thread(os.open, file.source, os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    async with acquired(os.open, os.close, file.source, os.O_RDONLY | os.O_CLOEXEC) as handle:
         await in_thread(require_same, handle, file)
         yield handle
-    finally:
-        os.close(handle)
 
 
 async def _send_parts(

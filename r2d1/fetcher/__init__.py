@@ -29,7 +29,7 @@ from r2d1.events import Observer, PullFinished, Teller
 from r2d1.fetcher.bringing import Bringing, Brought, bring, from_legacy, from_manifest, missing_objects
 from r2d1.fetcher.info import FetchInfo
 from r2d1.fetcher.prefix import bring_prefix, list_prefix
-from r2d1.finding import Found, find_latest, find_named, newest_now, why_absent
+from r2d1.finding import Found, find_latest, find_named, newest_now, why_absent, why_no_latest
 from r2d1.heads import read_manifest
 from r2d1.keys import CheckpointKeys
 from r2d1.manifest import Manifest
@@ -45,6 +45,12 @@ __all__ = ["AsyncFetcher", "FetchInfo"]
 
 #: How often a pull starts again because the checkpoint changed under it (formats §7).
 _STARTS = 5
+
+
+class _StillChanging(IntegrityError):
+    """What was pulled was written over under every attempt."""
+
+    hint = "Try again later"
 
 
 class AsyncFetcher:
@@ -112,7 +118,7 @@ class AsyncFetcher:
     async def pull(self, source: str, dest: str | os.PathLike[str], force: bool = False) -> FetchInfo:
         """Bring what a URI means below ``dest``; ``found=False`` when nothing is there, every failure raises.
 
-        Of a checkpoint that was deleted, or is still being shipped, ``why`` says so.
+        Of a checkpoint that was deleted, given up, or is still being shipped, ``why`` says so.
 
         Args:
             source: ``r2://jobs/<id>/latest`` (highest epoch), ``r2://jobs/<id>/<name>``, or ``r2://<prefix>``.
@@ -158,7 +164,10 @@ class AsyncFetcher:
     ) -> tuple[FetchInfo, Brought, int]:
         if isinstance(target, Latest):
             find = lambda: find_latest(lane.store, self._catalog, target.job_id, self._tell)  # noqa: E731
-            return await self._pull_checkpoint(lane, find, source, dest, dest, force)
+            result = await self._pull_checkpoint(lane, find, source, dest, dest, force)
+            if result[0].found:
+                return result
+            return replace(result[0], why=await why_no_latest(lane.store, target.job_id)), *result[1:]
         if isinstance(target, Named):
             of = target.of
             root = dest.parent if dest.name == of.name else dest
@@ -184,7 +193,7 @@ class AsyncFetcher:
                 return FetchInfo(dest, source, found=False), Brought(is_cached=False), 0
             if (result := await pull.attempt(found)) is not None:
                 return result
-        raise IntegrityError(f"{source}: the checkpoint changed under each of {_STARTS} pulls; try again later")
+        raise _StillChanging(f"{source}: the checkpoint changed under each of {_STARTS} pulls. Try again later")
 
     async def _gone(self, lane: Lane, of: CheckpointKeys) -> CheckpointGone:
         now = await newest_now(lane.store, self._catalog, of.job_id, self._tell)
@@ -212,7 +221,7 @@ class AsyncFetcher:
                 self._tell.notice("warning", f"{source} changed while it was being pulled; listing it again: {exc}")
                 continue
             return FetchInfo(dest, source, cached=brought.is_cached, size_mb=total / 2**20), brought, total
-        raise IntegrityError(f"{source}: the objects changed under each of {_STARTS} pulls; try again later")
+        raise _StillChanging(f"{source}: the objects changed under each of {_STARTS} pulls. Try again later")
 
 
 async def _refuse_one_object(lane: Lane, key: str, source: str) -> None:
@@ -255,7 +264,9 @@ class _CheckpointPull:
         else:
             assert found.legacy is not None
             job = from_legacy(self._source, self._root, found.legacy, self._lane.part_size)
-        if self.last is not None and self.last.binding != job.binding:
+        if self.last is not None and self.last.binding == job.binding:
+            job = replace(job, told=self.last.told, is_again=True)
+        else:
             self._etags = True
         self.last = job
         return job

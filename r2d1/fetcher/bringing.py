@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from r2d1.legacy import Legacy
 from r2d1.manifest import FileEntry, Manifest
 from r2d1.objects import ObjectStore
 from r2d1.sidecar import MAX_SIDECAR_BYTES
-from r2d1.tasks import entered, in_thread, run_bounded
+from r2d1.tasks import acquired, in_thread, run_bounded
 from r2d1.transfer.download import Wanted
 from r2d1.transfer.hashing import digest_file
 from r2d1.transfer.lane import Lane
@@ -32,7 +32,8 @@ from r2d1.transfer.several import fetch_files, rows_down
 class Bringing:
     """What is to be brought: the files wanted, the sidecar, and what binds the staging to them.
 
-    ``binding`` is the manifest's digest, or one of the listing for a checkpoint of the 0.2 line.
+    ``binding`` is the manifest's digest, or one of the listing for a checkpoint of the 0.2 line. ``told`` is what
+    observers were told of the bytes of each path; the attempts of one pull share it, ``is_again`` but the first.
     """
 
     of: CheckpointKeys
@@ -44,6 +45,8 @@ class Bringing:
     wanted: tuple[Wanted, ...]
     sidecar_key: str
     sidecar_digest: str | None
+    told: dict[str, int] = field(default_factory=dict, compare=False)
+    is_again: bool = False
 
     @property
     def folder(self) -> Path:
@@ -118,7 +121,7 @@ async def bring(lane: Lane, job: Bringing, *, force: bool) -> Brought:
     await in_thread(keys.check_paths, [wanted.path for wanted in job.wanted])
     async with (
         placing.locked(job.root, f"pull-{job.of.name}"),
-        entered(closing(await in_thread(Journal.of, job.root))) as journal,
+        acquired(Journal.of, Journal.close, job.root) as journal,
     ):
         if not force and await _is_there(lane, job, journal):
             return Brought(is_cached=True)
@@ -162,7 +165,8 @@ async def _fetch_and_place(lane: Lane, job: Bringing, journal: Journal) -> Broug
     staging = await in_thread(placing.stage, job.root, job.of.name, _label(job.binding), sizes)
     await in_thread(placing.check_room, staging, sizes)
     staged = await in_thread(placing.staged_paths, staging)
-    lane.tell(PullStarted(job.uri, job.of.name, len(job.wanted), job.total_bytes))
+    if not job.is_again:
+        lane.tell(PullStarted(job.uri, job.of.name, len(job.wanted), job.total_bytes))
     brought = Brought(is_cached=False)
     moved = _progress(lane, job)
     sidecar = await _read_sidecar(lane.store, job)
@@ -213,7 +217,16 @@ def _label(binding: str) -> str:
 
 
 def _progress(lane: Lane, job: Bringing) -> Callable[[str, int], None]:
-    return lambda path, count: lane.tell(BytesMoved(job.of.job_id, job.of.name, path, "down", count))
+    """Tell the bytes of this attempt that no attempt before it has told."""
+    moved: dict[str, int] = {}
+
+    def progress(path: str, count: int) -> None:
+        moved[path] = moved.get(path, 0) + count
+        if (news := moved[path] - job.told.get(path, 0)) > 0:
+            job.told[path] = moved[path]
+            lane.tell(BytesMoved(job.of.job_id, job.of.name, path, "down", news))
+
+    return progress
 
 
 async def _read_sidecar(store: ObjectStore, job: Bringing) -> bytes:
@@ -229,7 +242,7 @@ async def _read_sidecar(store: ObjectStore, job: Bringing) -> bytes:
 async def _record(store: ObjectStore, job: Bringing, journal: Journal, local: LocalCheckpoint) -> None:
     """Tell a courier of this directory that the bucket has this state, so that it sends nothing back."""
     done = Done(state_of(local), job.epoch, job.prefix, job.binding, "pulled")
-    await in_thread(journal.record_done, _scope(store, job), job.of.name, done)
+    await in_thread(journal.record_done, _scope(store, job), job.of.name, done, local)
 
 
 def _scope(store: ObjectStore, job: Bringing) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
 from r2d1 import keys, placing
@@ -14,7 +13,7 @@ from r2d1.events import BytesMoved, PullStarted
 from r2d1.fetcher.bringing import Brought, telling_room
 from r2d1.journal import Journal
 from r2d1.objects import ObjectInfo, ObjectStore
-from r2d1.tasks import entered, in_thread, run_bounded
+from r2d1.tasks import acquired, in_thread, run_bounded
 from r2d1.transfer.download import Wanted, fetch_file
 from r2d1.transfer.lane import Lane
 
@@ -49,13 +48,11 @@ async def bring_prefix(
 ) -> Brought:
     """Have all files of a listing below ``dest``; those placed from the same ETags before are left alone."""
     label = "prefix-" + digest_of(prefix.encode()).rpartition(":")[2][:16]
-    async with placing.locked(dest, label):
-        journal = await in_thread(Journal.of, dest)
-        async with entered(closing(journal)):
-            todo = [one for one in wanted if force or not await in_thread(_is_there, journal, lane, dest, one)]
-            if not todo:
-                return Brought(is_cached=True)
-            return await _fetch(lane, uri, prefix, dest, todo, journal, label)
+    async with placing.locked(dest, label), acquired(Journal.of, Journal.close, dest) as journal:
+        todo = [one for one in wanted if force or not await in_thread(_is_there, journal, lane, dest, one)]
+        if not todo:
+            return Brought(is_cached=True)
+        return await _fetch(lane, uri, prefix, dest, todo, journal, label)
 
 
 async def _fetch(

@@ -6,8 +6,8 @@ Settings that R2 wants, and why: https://developers.cloudflare.com/r2/api/s3/api
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -364,17 +364,17 @@ class R2Store:
         return self._client
 
     async def _connect(self) -> None:
-        context, self._wire, self._several, self._translated = await in_thread(
+        make_client, self._wire, self._several, self._translated = await in_thread(
             _prepare, self._settings, self._threads.total_tokens, self._idle_s, self._pace
         )
-        self._client = await self._exits.enter_async_context(context)
+        self._client = await self._exits.enter_async_context(make_client())
 
 
 def _prepare(
     settings: Settings, connections: float, idle_s: float, pace: Pace | None
-) -> tuple[Any, Wire | None, Several | None, Any]:
-    """The client to enter, the data plane, the translation of errors. Imports aioboto3: blocks for half a second."""
-    from r2d1.objects.r2_client import open_client
+) -> tuple[Callable[[], AbstractAsyncContextManager[Any]], Wire | None, Several | None, Any]:
+    """What makes the client, the data plane, the translation of errors. Imports aioboto3: blocks for half a second."""
+    from r2d1.objects.r2_client import client_maker
     from r2d1.objects.r2_errors import redactor, translated
     from r2d1.objects.wire import Wire
     from r2d1.objects.wire_several import Several
@@ -383,4 +383,4 @@ def _prepare(
     redact = redactor(settings.access_key, *(secret.reveal() for secret in secrets if secret))
     wire = Wire(settings, idle_s=idle_s, redact=redact) if settings.transport == "wire" else None
     several = Several(wire, pace) if wire is not None else None
-    return open_client(settings, connections=int(connections)), wire, several, partial(translated, redact=redact)
+    return client_maker(settings, connections=int(connections)), wire, several, partial(translated, redact=redact)

@@ -26,6 +26,7 @@ from r2d1.objects.r2_bodies import UploadBody
 from r2d1.objects.r2_transport import Transport
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractAsyncContextManager
 
     from botocore.awsrequest import AWSRequest
@@ -63,8 +64,11 @@ class DeclaredPayloadAuth(S3SigV4Auth):  # type: ignore[misc]
 _SIGNER = "r2d1-s3v4"
 
 
-def open_client(settings: Settings, *, connections: int) -> AbstractAsyncContextManager[Any]:
-    """The client, to be entered on the event loop. Blocks for a tenth of a second: call it in a worker thread.
+def client_maker(settings: Settings, *, connections: int) -> Callable[[], AbstractAsyncContextManager[Any]]:
+    """What makes the client, to be called and entered on the event loop.
+
+    Blocks for a tenth of a second: call it in a worker thread. What it returns may be thrown away, as happens when
+    the caller is cancelled; a client that is made holds a coroutine, which must be awaited.
 
     Raises ``ConfigError`` when the CA bundle cannot be read.
     """
@@ -81,7 +85,8 @@ def open_client(settings: Settings, *, connections: int) -> AbstractAsyncContext
     )
     session = aioboto3.Session(botocore_session=_isolated_session())
     del _loader().search_paths[1:]  # every session of aioboto3 adds a folder
-    return session.client(  # type: ignore[no-any-return]
+    return partial(
+        session.client,
         "s3",
         endpoint_url=settings.r2_endpoint,
         region_name=REGION,

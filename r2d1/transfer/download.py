@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import anyio
-
 from r2d1 import keys
 from r2d1.digest import Hasher, new_hasher
 from r2d1.errors import IntegrityError, UnsafeDestination
 from r2d1.objects import ByteRange
 from r2d1.placing import disk_errors
-from r2d1.tasks import in_thread
+from r2d1.tasks import acquired, in_thread
 from r2d1.transfer.files import HELD, MAY_PASS, HeldSink, SliceSink, Staged, hash_span
 from r2d1.transfer.flow import Turn, spread
 from r2d1.transfer.lane import Lane
@@ -120,12 +118,9 @@ def _write_staged(target: Path, data: bytes) -> None:
 
 @asynccontextmanager
 async def _staged(target: Path, size: int, lane: Lane) -> AsyncIterator[tuple[Staged, bool]]:
-    fd, is_new = await in_thread(_open_staged, target, size, limiter=lane.disk)
-    try:
+    opening = acquired(_open_staged, lambda opened: os.close(opened[0]), target, size, limiter=lane.disk)
+    async with opening as (fd, is_new):
         yield Staged(fd), is_new
-    finally:
-        with anyio.CancelScope(shield=True):
-            await in_thread(os.close, fd)
 
 
 def _opened_for(target: Path, mode: int) -> int:
@@ -139,9 +134,13 @@ def _opened_for(target: Path, mode: int) -> int:
 
 def _open_staged(target: Path, size: int) -> tuple[int, bool]:
     fd = _opened_for(target, os.O_RDWR)
-    was = os.fstat(fd).st_size
-    if was != size:
-        os.ftruncate(fd, size)
+    try:
+        was = os.fstat(fd).st_size
+        if was != size:
+            os.ftruncate(fd, size)
+    except BaseException:  # a disk may refuse the size; nobody else knows of the file yet
+        os.close(fd)
+        raise
     return fd, was == 0
 
 
@@ -207,5 +206,5 @@ async def _fetch_right(
     raise IntegrityError(
         f"{keys.shown(wanted.path)}: bytes {span.start} to {span.stop} are damaged in the bucket: "
         f"expected {wanted.algorithm}:{digest}, got {wanted.algorithm}:{got} in {_TRIES} tries "
-        f"(object {keys.shown(wanted.key)}). Ship the checkpoint again, or pull another one by name."
+        f"(object {keys.shown(wanted.key)}). `r2d1 rm` it and ship it again, or pull another one by name"
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 from r2d1.checkpoint import Identity
 from r2d1.digest import Hasher, new_hasher
 from r2d1.objects import ByteRange
-from r2d1.tasks import in_thread
+from r2d1.tasks import acquired, in_thread
 from r2d1.transfer.files import open_unchanged, read_blocks
 from r2d1.transfer.lane import BLOCK, Lane
 from r2d1.transfer.plan import plan_ranges
@@ -21,16 +21,13 @@ async def digest_file(
 
     ``Superseded`` when the file is not in the state ``identity`` names.
     """
-    fd = await in_thread(open_unchanged, path, identity, limiter=lane.disk)
-    try:
+    async with acquired(open_unchanged, os.close, path, identity, limiter=lane.disk) as fd:
         whole, parts = new_hasher(algorithm), list[str]()
         for span in plan_ranges(identity.size, part_size):
             part = new_hasher(algorithm)
             for step in _steps(span):
                 await in_thread(_feed, fd, step, str(path), part, whole, limiter=lane.disk)
             parts.append(part.hexdigest())
-    finally:
-        os.close(fd)
     return f"{algorithm}:{whole.hexdigest()}", tuple(parts) if len(parts) > 1 else ()
 
 

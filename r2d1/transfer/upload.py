@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -15,7 +15,7 @@ from r2d1.checkpoint import Identity, LocalFile
 from r2d1.errors import NotSupported, ObjectNotFound, RemoteError, RemoteUnavailable, UploadNotFound
 from r2d1.manifest import FileEntry, plan_part_size
 from r2d1.objects import BodyCheck, ByteRange, Part
-from r2d1.tasks import in_thread
+from r2d1.tasks import acquired, in_thread
 from r2d1.transfer.files import HELD, SliceHashes, SliceSource, open_unchanged, read_held
 from r2d1.transfer.flow import Turn, spread
 from r2d1.transfer.lane import Lane
@@ -92,14 +92,8 @@ async def upload_file(
     return entry
 
 
-@asynccontextmanager
-async def _opened(path: Path, identity: Identity, lane: Lane) -> AsyncIterator[int]:
-    fd = await in_thread(open_unchanged, path, identity, limiter=lane.disk)
-    try:
-        yield fd
-    finally:
-        with anyio.CancelScope(shield=True):
-            await in_thread(os.close, fd)
+def _opened(path: Path, identity: Identity, lane: Lane) -> AbstractAsyncContextManager[int]:
+    return acquired(open_unchanged, os.close, path, identity, limiter=lane.disk)
 
 
 def _check_unchanged(fd: int, path: Path, expected: Identity) -> None:

@@ -129,3 +129,20 @@ def test_settings_are_needed(tmp_path):
     """A dry run without a bucket to ask is 2, like the run itself."""
     folder = write_checkpoint(tmp_path / "w", "chk_1", 1, {"a.bin": b"abc"})
     assert run("ship", folder, "--job-id", "job", "--dry-run").exit_code == 2
+
+
+def test_a_deleted_checkpoint_is_left_alone_as_watch_leaves_it(tmp_path):
+    """rm'ed and unchanged on disk: a watch sends it no more, `ship` does, and each dry run says so."""
+    env = store_env(tmp_path)
+    folder = write_checkpoint(tmp_path / "w", "chk_1", 1, {"a.bin": b"abc"})
+    watch = ("watch", folder.parent, "--job-id", "job", "--once")
+    assert run(*watch, env=env).exit_code == 0
+    assert run("rm", "r2://jobs/job/chk_1", env=env).exit_code == 0
+    result = run(*watch, "--dry-run", env=env)
+    assert "was deleted from the bucket since it was shipped, and is left alone" in result.stdout
+    assert "0 of 1 checkpoint would be shipped" in last_line(result)
+    assert answer(run(*watch, "--dry-run", "--json", env=env))["checkpoints"][0]["outlook"] == "deleted"
+    assert last_line(run(*watch, env=env)).endswith("nothing was left to do")
+    assert "would be shipped" in run("ship", folder, "--job-id", "job", "--dry-run", env=env).stdout
+    write_checkpoint(tmp_path / "w", "chk_1", 2, {"a.bin": b"changed"})
+    assert "would be shipped" in run(*watch, "--dry-run", env=env).stdout

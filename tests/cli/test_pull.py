@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
-from tests.checkpoints import files_of, write_checkpoint
-from tests.cli.shell import answer, last_line, run, store_env
+from r2d1.testing import Fault, Gate, Hold, When
+from tests.checkpoints import files_of, random_files, write_checkpoint
+from tests.cli.shell import answer, last_line, run, started, store_env
 
 FILES = {"checkpoint.pt": b"weights", "sub/config.json": b"{}"}
 
@@ -152,3 +155,39 @@ def test_a_failure_never_looks_like_a_fresh_start(tmp_path):
     env = {"R2D1_STORE_URL": (tmp_path / "no" / "such" / "place").as_uri()}
     result = run("pull", "r2://jobs/my_run/latest", "--dest", tmp_path / "pulled", "--allow-missing", env=env)
     assert result.exit_code == 1
+
+
+@pytest.mark.parametrize("is_s3", [True, False], ids=["s3", "directory"])
+def test_damage_is_told_once_with_what_mends_it(is_s3, s3, tmp_path):
+    """Shipping it again would send nothing, as the bucket has it: it is to be removed first."""
+    env = s3.env() if is_s3 else store_env(tmp_path)
+    folder = write_checkpoint(tmp_path / "made", "chk_0042", 42, {"a.bin": bytes(40_000)})
+    assert run("ship", folder, "--job-id", "my_run", env=env).exit_code == 0
+    key = "jobs/my_run/chk_0042/a.bin"
+    s3.put(key, b"x" * 40_000) if is_s3 else (tmp_path / "bucket" / key).write_bytes(b"x" * 40_000)
+    result = run("pull", "r2://jobs/my_run/latest", "--dest", tmp_path / "pulled", env=env)
+    assert result.exit_code == 1
+    assert last_line(result).endswith(". `r2d1 rm` it and ship it again, or pull another one by name")
+    assert result.stderr.count("pull another one by name") == 1
+    assert result.stderr.count("pulling chk_0042") == 1
+    assert run("rm", "r2://jobs/my_run/chk_0042", env=env).exit_code == 0
+    assert run("ship", folder, "--job-id", "my_run", env=env).exit_code == 0
+    assert run("pull", "r2://jobs/my_run/latest", "--dest", tmp_path / "pulled", env=env).exit_code == 0
+
+
+def test_a_first_ship_under_way_is_no_bare_nothing(s3, tmp_path):
+    """While the first checkpoint of a job is on its way, ``latest`` and ``verify`` say so; it still is exit 3."""
+    gate = Gate()
+    s3.faults.add(Fault(When(operation="PutObject", key="*/c.bin"), Hold(gate)))
+    folder = write_checkpoint(tmp_path / "other", "chk_5", 5, random_files(c=10))
+    pull = ("pull", "r2://jobs/new/latest", "--dest", tmp_path / "pulled")
+    with started("ship", folder, "--job-id", "new", env=s3.env(), home=tmp_path) as child:
+        gate.arrived.wait_blocking()
+        result = run(*pull, env=s3.env())
+        verified = run("verify", "r2://jobs/new/latest", env=s3.env())
+        child.send(signal.SIGINT)
+        child.end()
+    gate.release()
+    assert (result.exit_code, verified.exit_code) == (3, 3)
+    for ended in (result, verified):
+        assert "nothing is there: r2://jobs/new/latest: being shipped and not committed yet: chk_5" in last_line(ended)

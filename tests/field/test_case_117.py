@@ -58,6 +58,19 @@ async def test_the_order_is_the_one_asked_for(s3, gates, tmp_path, newest_first)
     assert all(name in passed[0] for name in waited[:-1] if newest_first)
 
 
+async def test_a_backlog_that_is_found_at_the_start(s3, gates, tmp_path):
+    """After a restart the newest is the first to go: it is the one that a lost machine would be asked for."""
+    for epoch, name in enumerate(NAMES, start=1):
+        write_checkpoint(tmp_path, name, epoch, {"a.bin": name.encode()})
+    told = Told()
+    async with open_courier(s3, observer=told) as courier:
+        await courier.watch(tmp_path, "job", newest_first=True)
+        await told.until(lambda: len(told.of(ShipStarted)) == 4)
+        assert {event.name for event in told.of(ShipStarted)} == set(NAMES[-4:])
+        for gate in gates.values():
+            gate.release()
+
+
 async def test_stopped_before_all_could_go(s3, gates, tmp_path):
     """Leaving names everything that is not in the bucket, and the next courier ships it."""
     with pytest.raises(FlushTimeout) as caught:
