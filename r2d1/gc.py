@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from r2d1 import keys
+from r2d1.documents import TAKEN
 from r2d1.errors import AccessRefused, FormatError, NotSupported
 from r2d1.events import Teller
 from r2d1.finding import has_objects_below
@@ -98,11 +99,19 @@ async def _consider_ship(
         return  # record 0 stays for ever, and there is nothing else left of it
     garbage.ships.append(prefix)
     if delete:
+        # A courier that lives after all may send until it looks at its record, and then be lost with its disk. So the
+        # record outlives the first time, and the next gc takes away what came after it.
+        is_second = await _was_taken(store, of, ship)
         if await take(store, of, ship, rng) and await fence(store, of, prefix, rng):
-            await wipe(store, of, prefix)
+            await wipe(store, of, prefix, with_record=is_second)
             garbage.deleted.append(prefix)
         else:
             garbage.skipped.append(f"{prefix}: somebody else was at it; the next gc goes on")
+
+
+async def _was_taken(store: ObjectStore, of: CheckpointKeys, ship: str) -> bool:
+    stored = await read_record(store, of, ship)
+    return stored is not None and stored.value.state == TAKEN
 
 
 async def _has_uploads(store: ObjectStore, prefix: str) -> bool:

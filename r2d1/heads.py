@@ -337,7 +337,7 @@ async def _wipe_unless_named(store: ObjectStore, ship: Ship) -> bool:
     return True
 
 
-async def wipe(store: ObjectStore, of: CheckpointKeys, prefix: str) -> None:
+async def wipe(store: ObjectStore, of: CheckpointKeys, prefix: str, *, with_record: bool = True) -> None:
     """Delete a ship: manifest, sidecar, files, last its record (``0`` stays for ever). Never a head, row or hint.
 
     Uploads that are open below it go first: without the record nobody would know that they are ours.
@@ -356,7 +356,7 @@ async def wipe(store: ObjectStore, of: CheckpointKeys, prefix: str) -> None:
             batch = []
     if batch:
         await store.delete(batch)
-    if ship != FIRST_SHIP:
+    if with_record and ship != FIRST_SHIP:
         await store.delete([of.record(ship)])
 
 

@@ -176,7 +176,26 @@ async def test_gc_takes_old_ships_that_no_head_needs(scene: Scene) -> None:
     assert scene.below(prefix) == [] and not scene.bucket.open_uploads()
     assert scene.head("chk_1").seq == before + 1, "the head is the fence"
     assert (await verified(scene, named("chk_1"), deep=True)).problems == ()
+    record = scene.bucket.keys("jobs/job/.r2d1/ships/chk_1/0123456789ab")
+    assert record, "it is what tells the next gc of what came after this one"
+
+
+async def test_the_next_gc_takes_what_was_sent_after_the_first(scene: Scene) -> None:
+    """Its courier was alive when gc took the ship, and was lost with its disk before it looked at its record."""
+    await scene.ship("chk_1", 1, b"a" * 100)
+    prefix = await orphan(scene)
+    store = MemoryStore(scene.bucket)
+    scene.now += GC_AGE_S + 10
+    assert (await collect(store, JOB, TELL, RNG, delete=True)).deleted == [prefix]
+    await store.put(f"{prefix}/late.bin", BytesSource(b"late"))
+    await store.create_upload(f"{prefix}/later.bin")
+    assert (await collect(store, JOB, TELL, RNG, delete=True)).ships == []
+    scene.now += GC_AGE_S + 10
+    assert (await collect(store, JOB, TELL, RNG, delete=True)).deleted == [prefix]
+    assert scene.below(prefix) == [] and not scene.bucket.open_uploads()
     assert not [key for key in scene.bucket.keys("jobs/job/.r2d1/ships/") if "0123456789ab" in key]
+    scene.now += GC_AGE_S + 10
+    assert (await collect(store, JOB, TELL, RNG, delete=True)).ships == []
 
 
 async def test_gc_without_delete_changes_nothing(scene: Scene) -> None:
