@@ -279,11 +279,12 @@ async def has_objects(
 
 
 async def take(store: ObjectStore, of: CheckpointKeys, ship: str, rng: random.Random) -> bool:
-    """Set a ship's record to ``taken``: whoever reads it from now on starts a new ship. False when that failed."""
+    """Set a ship's record to ``taken``: whoever reads it from now on starts a new ship. False when that failed.
+
+    A record that is gone says as much: gc was here, and what was sent after it is left.
+    """
     stored = await read_record(store, of, ship)
-    if stored is None:
-        return False
-    if stored.value.state == TAKEN:
+    if stored is None or stored.value.state == TAKEN:
         return True
     if stored.value.state != OPEN:
         return False
@@ -311,30 +312,19 @@ async def withdraw(store: ObjectStore, ship: Ship, rng: random.Random, *, may_co
     ``may_commit``: the head's PUT of a process that died, or of one that lives with a copy of our journal, may still
     be on its way, and must not make the head name what is deleted here; so it is done behind gc's fence.
     """
+    if not await was_ours(store, ship):
+        return False
     for _ in range(_TRIES):
-        if not await was_ours(store, ship):
-            return False
-        if not may_commit:
-            return await _wipe_unless_named(store, ship)
-        if await read_record(store, ship.of, ship.ship) is not None and not await take(store, ship.of, ship.ship, rng):
-            await pause(rng)
-            continue
         stored = await read_head(store, ship.of)
         if stored is not None and stored.value.names(ship.prefix):
             return False
-        if await fence(store, ship.of, ship.prefix, rng):
+        if not may_commit or (
+            await take(store, ship.of, ship.ship, rng) and await fence(store, ship.of, ship.prefix, rng)
+        ):
             await wipe(store, ship.of, ship.prefix)
             return True
         await pause(rng)
     return False  # gc goes on: the record says that it may
-
-
-async def _wipe_unless_named(store: ObjectStore, ship: Ship) -> bool:
-    stored = await read_head(store, ship.of)
-    if stored is not None and stored.value.names(ship.prefix):
-        return False
-    await wipe(store, ship.of, ship.prefix)
-    return True
 
 
 async def wipe(store: ObjectStore, of: CheckpointKeys, prefix: str, *, with_record: bool = True) -> None:

@@ -302,13 +302,12 @@ async def test_a_lock_that_was_deleted_guards_nothing(tmp_path, monkeypatch):
             pass
 
 
-def test_a_sidecar_alone_is_no_deletion(tmp_path):
+def test_only_trash_is_touched(tmp_path):
     """Other files of the state folder are left alone."""
     state = placing.state_dir(tmp_path)
     (state / "journal.db").write_bytes(b"x")
-    write_files = tmp_path / "chk_1"
-    write_files.mkdir()
-    write_sidecar(write_files, 1)
+    (tmp_path / "chk_1").mkdir()
+    write_sidecar(tmp_path / "chk_1", 1)
     finish_deletions(tmp_path)
     assert names(tmp_path) == pairs(1)
     assert (state / "journal.db").exists()

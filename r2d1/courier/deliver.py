@@ -220,7 +220,8 @@ def _manifest(job: Delivery, entries: list[FileEntry]) -> Manifest:
 async def _check_same(job: Delivery, manifest: Manifest) -> None:
     """Right before the head is written: nothing on disk may have changed since the first look.
 
-    A file whose ctime alone moved is hashed again: rotation takes links away, and some change a mode.
+    A file whose ctime alone moved is hashed again: rotation takes links away, and some change a mode. When all is
+    well a head is sent next, so that from here on this ship may be committed.
     """
     try:
         now = await in_thread(inspect, job.local.folder)
